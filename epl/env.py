@@ -1,0 +1,44 @@
+"""The only global state of EPL."""
+
+
+class Env:
+    """Everything that outlives one call: configuration, cluster, strategies, graphs, ranks.
+
+    `Env.get()` returns the same object for the whole life of the process;
+    `epl.init` and `epl.shutdown` reset its content.
+    """
+
+    _instance = None
+
+    def __init__(self):
+        self.clear()
+
+    @classmethod
+    def get(cls):
+        if cls._instance is None:
+            cls._instance = cls()
+        return cls._instance
+
+    def clear(self):
+        """Forget everything but the ranks' connection, which lives until `epl.shutdown`."""
+        from epl.config import Config
+        from epl.strategies.context import StrategyContext
+
+        self.initialized = False
+        self.config = Config()
+        self.cluster = None
+        self.strategy_context = StrategyContext()
+        self.epl_graphs = []
+        self.parallel_information = {}
+
+    building_store = False
+    """True while EPL makes a graph and session of its own."""
+
+    backend = None
+    """The connected `epl.runtime.backend.Backend` of a job with several ranks, else None."""
+
+    control = None
+    """The open `epl.runtime.control.ControlChannel` of a job with several ranks, else None."""
+
+    adapters = None
+    """The installed TensorFlow adapters (`epl.runtime.adapters.Adapters`), else None."""

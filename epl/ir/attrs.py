@@ -1,0 +1,68 @@
+"""Names of the node attributes that carry the strategy in the GraphDef itself."""
+
+from typing import Any, List
+
+from tensorflow.core.framework import attr_value_pb2, tensor_pb2, types_pb2
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+AttrValue = attr_value_pb2.AttrValue
+
+TASKGRAPH = "_epl_taskgraph"
+"""Index of the taskgraph whose scope the node was built in (int)."""
+
+BACKWARD = "_epl_backward"
+"""Number of the gradient call that built the node (int)."""
+
+RAW_GRADIENT = "_epl_raw_gradient"
+"""What raw gradients the node's outputs are: strings made by `GradientTag.text`."""
+
+APPLY_GRADIENT = "_epl_apply_gradient"
+"""What the node's outputs are that was passed to `apply_gradients`; same form."""
+
+SEED = "_epl_gradient_seed"
+"""Marks the ones that a gradient call starts from (bool)."""
+
+COLLECTION = "_epl_collection"
+"""In which merge collections the node's outputs are: strings `<output index>:<collection key>`."""
+
+PRIVATE = (TASKGRAPH, BACKWARD, RAW_GRADIENT, APPLY_GRADIENT, SEED, COLLECTION, "_class", "_gradient_op_type", "_output_shapes")
+"""Attributes that mean nothing to the executor and are left out of rewritten nodes."""
+
+
+def of_int(value: int) -> AttrValue:
+    return AttrValue(i=value)
+
+
+def of_bool(value: bool) -> AttrValue:
+    return AttrValue(b=value)
+
+
+def of_float(value: float) -> AttrValue:
+    return AttrValue(f=value)
+
+
+def of_type(dtype: int) -> AttrValue:
+    return AttrValue(type=dtype)
+
+
+def of_str(value: str) -> AttrValue:
+    return AttrValue(s=value.encode())
+
+
+def of_strs(values: List[str]) -> AttrValue:
+    return AttrValue(list=AttrValue.ListValue(s=[v.encode() for v in values]))
+
+
+def of_shape(dims: Any) -> AttrValue:
+    """A shape attribute; None for an unknown rank, None inside for an unknown dimension."""
+    return AttrValue(shape=tf.TensorShape(dims).as_proto())
+
+
+def of_tensor(value: Any, dtype: int) -> AttrValue:
+    """A constant tensor attribute."""
+    if dtype == types_pb2.DT_STRING:
+        proto = tf.make_tensor_proto(np.asarray(value, dtype=object), dtype=tf.string)
+    else:
+        proto = tf.make_tensor_proto(np.asarray(value).astype(tf.as_dtype(dtype).as_numpy_dtype), dtype=dtype)
+    return AttrValue(tensor=tensor_pb2.TensorProto.FromString(proto.SerializeToString()))

@@ -1,0 +1,226 @@
+"""What EPL knows about TensorFlow's op types: state, randomness, data sources, dtypes."""
+
+from typing import Any, Dict, FrozenSet, List, Optional, Set
+
+from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
+
+from epl import compat
+from epl.errors import ProgramError
+from epl.ir.program import Node, Program
+
+REF_VARIABLES = frozenset(("VariableV2", "Variable", "TemporaryVariable"))
+VARIABLES = REF_VARIABLES | {"VarHandleOp"}
+
+RANDOM = frozenset(
+    "RandomUniform RandomUniformInt RandomStandardNormal ParameterizedTruncatedNormal TruncatedNormal RandomShuffle "
+    "Multinomial RandomGamma RandomPoisson RandomPoissonV2 StatelessTruncatedNormal".split()
+) - {"StatelessTruncatedNormal"}
+"""Ops that draw from a generator kept in the kernel, seeded by `seed` and `seed2`."""
+
+DRAWS = frozenset(
+    "IteratorGetNext IteratorGetNextSync IteratorGetNextAsOptional QueueDequeue QueueDequeueV2 QueueDequeueMany QueueDequeueManyV2 "
+    "QueueDequeueUpTo QueueDequeueUpToV2 ReaderRead ReaderReadV2 ReaderReadUpTo ReaderReadUpToV2 BarrierTakeMany Unstage MapUnstage "
+    "OrderedMapUnstage MapUnstageNoKey OrderedMapUnstageNoKey".split()
+)
+"""Ops that take the next element of an input; each (replica, micro-batch) draws its own."""
+
+STEP_STATE = frozenset(
+    "StackV2 Stack TensorArrayV3 TensorArrayV2 TensorArray TensorArrayGradV3 TensorArrayGradWithShape".split()
+)
+"""Resources that live within one run; each instance of their users needs its own."""
+
+PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
+"""Python callbacks with possible side effects: a data source like an input."""
+
+SHARED_HANDLES = frozenset(
+    "Iterator IteratorV2 OneShotIterator AnonymousIterator AnonymousIteratorV2 AnonymousIteratorV3 MultiDeviceIterator "
+    "HashTable HashTableV2 MutableHashTable MutableHashTableV2 MutableHashTableOfTensors MutableHashTableOfTensorsV2 "
+    "MutableDenseHashTable MutableDenseHashTableV2 AnonymousHashTable AnonymousMutableHashTable AnonymousMutableDenseHashTable "
+    "FIFOQueue FIFOQueueV2 PaddingFIFOQueue PaddingFIFOQueueV2 RandomShuffleQueue RandomShuffleQueueV2 PriorityQueue PriorityQueueV2 "
+    "TextLineReader TextLineReaderV2 TFRecordReader TFRecordReaderV2 WholeFileReader WholeFileReaderV2 IdentityReader IdentityReaderV2 "
+    "FixedLengthRecordReader FixedLengthRecordReaderV2 LMDBReader Barrier ConditionalAccumulator ResourceConditionalAccumulator "
+    "SparseConditionalAccumulator SummaryWriter MutexV2 BoostedTreesEnsembleResourceHandleOp DecodeProtoV2".split()
+) - {"DecodeProtoV2"}
+"""Host resources that exist once per process whatever the number of replicas."""
+
+SHARED_WRITES = frozenset(
+    "MakeIterator InitializeTable InitializeTableV2 InitializeTableFromTextFile InitializeTableFromTextFileV2 "
+    "InitializeTableFromDataset LookupTableImport LookupTableImportV2 QueueClose QueueCloseV2".split()
+)
+"""Ops that set up a host resource; they run once per process."""
+
+SUMMARIES = frozenset(
+    "ScalarSummary HistogramSummary ImageSummary AudioSummary AudioSummaryV2 TensorSummary TensorSummaryV2 MergeSummary".split()
+)
+
+ENTERS = frozenset(("Enter", "RefEnter"))
+EXITS = frozenset(("Exit", "RefExit"))
+PASS_THROUGH = frozenset(("Identity", "RefIdentity", "Enter", "RefEnter", "Switch", "RefSwitch", "Snapshot"))
+"""Ops through which a handle or reference keeps naming the same state."""
+
+VARIABLE_READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "IsVariableInitialized"))
+
+STATE_WRITES = frozenset(
+    "Assign AssignAdd AssignSub AssignVariableOp AssignAddVariableOp AssignSubVariableOp "
+    "ScatterUpdate ScatterAdd ScatterSub ScatterMul ScatterDiv ScatterMin ScatterMax ScatterNdUpdate ScatterNdAdd ScatterNdSub "
+    "ResourceScatterUpdate ResourceScatterAdd ResourceScatterSub ResourceScatterMul ResourceScatterDiv ResourceScatterMin "
+    "ResourceScatterMax ResourceScatterNdUpdate ResourceScatterNdAdd ResourceScatterNdSub ResourceStridedSliceAssign "
+    "StridedSliceAssign CountUpTo ResourceCountUpTo DestroyResourceOp".split()
+)
+
+LINEAR_IN_ROWS = frozenset(
+    "UnsortedSegmentSum ScatterAdd ScatterSub ResourceScatterAdd ResourceScatterSub ScatterNdAdd ScatterNdSub "
+    "ResourceScatterNdAdd ResourceScatterNdSub".split()
+)
+"""Consumers of sparse rows for which rows of the same index may be summed before."""
+
+
+def is_apply(op: str) -> bool:
+    """True for an optimizer's update op (`ApplyAdam`, `ResourceSparseApplyMomentum`, ...)."""
+    for prefix in ("ResourceSparseApply", "ResourceApply", "SparseApply", "Apply"):
+        if op.startswith(prefix) and len(op) > len(prefix):
+            return True
+    return False
+
+
+def writes_state(op: str) -> bool:
+    """True for an op that changes the variable its first input names."""
+    return op in STATE_WRITES or is_apply(op)
+
+
+def variable_of(program: Program, name: str, index: int = 0) -> Optional[str]:
+    """The variable node behind a handle or reference, or None.
+
+    Follows the ops through which a handle keeps naming the same variable, and the
+    reference outputs of assignments.
+    """
+    for _ in range(64):
+        node = program.nodes.get(name)
+        if node is None:
+            return None
+        if node.op in VARIABLES:
+            return name
+        forwards = node.op in PASS_THROUGH or (writes_state(node.op) and not node.op.startswith("Resource") and "VariableOp" not in node.op)
+        if not forwards or not node.inputs:
+            return None
+        name, index = node.inputs[0]
+    return None
+
+
+def writes(program: Program, node: Node) -> bool:
+    """True for an op, or a call of a function, that may change a variable it is given."""
+    if writes_state(node.op):
+        return True
+    return any(_function_writes(program, f) for f in called_functions(program, node))
+
+
+def _function_writes(program: Program, name: str) -> bool:
+    function = program.function(name)
+    if function is None:
+        return False
+    return any(writes_state(n.op) or any(_function_writes(program, f) for f in _called(n, program)) for n in function.node_def)
+
+
+def function_contains(program: Program, name: str, ops: FrozenSet[str], _seen: Optional[Set[str]] = None) -> bool:
+    """True when a function, or one it calls, has an op of the given types."""
+    seen = set() if _seen is None else _seen
+    if name in seen:
+        return False
+    seen.add(name)
+    function = program.function(name)
+    if function is None:
+        return False
+    for inner in function.node_def:
+        if inner.op in ops:
+            return True
+        for called in _called(inner, program):
+            if function_contains(program, called, ops, seen):
+                return True
+    return False
+
+
+def _called(proto: node_def_pb2.NodeDef, program: Program) -> List[str]:
+    names = [v.func.name for v in proto.attr.values() if v.HasField("func")]
+    for value in proto.attr.values():
+        names.extend(f.name for f in value.list.func)
+    if compat.op_def(proto.op) is None and program.function(proto.op) is not None:
+        names.append(proto.op)
+    return names
+
+
+def called_functions(program: Program, node: Node) -> List[str]:
+    """Names of the functions a node calls."""
+    return [] if node.proto is None else _called(node.proto, program)
+
+
+def is_source(program: Program, node: Node) -> bool:
+    """True when every (replica, micro-batch) needs an instance of its own whatever its inputs are."""
+    if node.op in RANDOM or node.op in DRAWS or node.op in STEP_STATE or node.op in PYTHON:
+        return True
+    if node.op.endswith("Dataset") or node.op.endswith("DatasetV2") or node.op.endswith("DatasetV3") or node.op in SHARED_HANDLES:
+        return False
+    return any(function_contains(program, f, RANDOM | DRAWS | PYTHON) for f in called_functions(program, node))
+
+
+def _signature(node: Node, program: Optional[Program]) -> Any:
+    definition = compat.op_def(node.op)
+    if definition is None and program is not None:
+        function = program.function(node.op)
+        definition = function.signature if function is not None else None
+    if definition is None:
+        raise ProgramError("Node '%s' has the op type '%s', which this TensorFlow does not know; load the library that defines it" % (node.name, node.op))
+    return definition
+
+
+def _expand(arg: Any, node: Node, default: Dict[str, Any]) -> List[int]:
+    def value(key: str) -> Any:
+        found = node.attr(key)
+        return found if found is not None else default[key]
+
+    if arg.number_attr:
+        count = int(value(arg.number_attr).i)
+        return [arg.type if arg.type else value(arg.type_attr).type] * count
+    if arg.type_list_attr:
+        return list(value(arg.type_list_attr).list.type)
+    return [arg.type if arg.type else value(arg.type_attr).type]
+
+
+def output_types(node: Node, program: Optional[Program] = None) -> List[int]:
+    """The dtypes (DataType numbers, never reference types) of a node's outputs."""
+    if node.op.startswith(PSEUDO):
+        return [node.info["dtype"]] * max(1, len(node.inputs))
+    definition = _signature(node, program)
+    default = {a.name: a.default_value for a in definition.attr}
+    types: List[int] = []
+    for arg in definition.output_arg:
+        types.extend(_expand(arg, node, default))
+    return types
+
+
+def dtype_of(program: Program, name: str, index: int) -> int:
+    """The dtype of one tensor of a program."""
+    types = output_types(program.nodes[name], program)
+    if not 0 <= index < len(types):
+        raise ProgramError("Tensor '%s:%d' does not exist: the node has %d outputs" % (name, index, len(types)))
+    return types[index]
+
+
+def ref_outputs(node: Node, program: Optional[Program] = None) -> bool:
+    """True when the first output of a node is a reference to a variable's buffer."""
+    definition = _signature(node, program)
+    if node.op in ("Identity", "Switch", "Enter"):
+        return False
+    return bool(definition.output_arg) and bool(definition.output_arg[0].is_ref)
+
+
+def is_stateful(node: Node, program: Optional[Program] = None) -> bool:
+    """True for an op that TensorFlow must not fold, merge or drop."""
+    return bool(_signature(node, program).is_stateful)
+
+
+PSEUDO = "Epl"
+"""Op types that start so are EPL's own and are lowered before a program runs."""
+
+FLOATS = frozenset((types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE))
+OPAQUE = frozenset((types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT, types_pb2.DT_STRING))
+Library = function_pb2.FunctionDefLibrary

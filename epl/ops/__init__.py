@@ -1,0 +1,1 @@
+"""Building blocks for models and programs: initializers, layers and operations."""

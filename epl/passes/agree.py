@@ -1,0 +1,93 @@
+"""Agree: all draws of a step first, then everything that the step changes.
+
+An input may end on one rank, or on one local replica, while others still have data.
+Then nothing of that step may be applied anywhere. A gate waits for all local draws
+and, with several ranks, for a small all-reduce in which every rank says that it has
+drawn; all later passes hang collectives and state changes behind the gate. The same
+all-reduce carries the number of samples, with which unequal batches are weighted.
+"""
+
+import dataclasses
+from typing import Dict, List, Optional, Tuple
+
+from epl.ir import attrs as A
+from epl.ir import op_table
+from epl.ir.build import DT_FLOAT, DT_INT32, Builder
+from epl.ir.program import FORWARD, Program, Ref
+from epl.passes.base import Pass
+from epl.passes.clone import instance_name
+from epl.planner.plan import Task
+
+GATE = "epl_gate"
+FLAG = "epl_agree"
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """Names that later passes need.
+
+    gate: node that everything with an effect waits for, or None.
+    sizes: (replica, micro-batch) -> samples in that batch (float32 scalar); empty when
+      all batches of the program have the same static size.
+    local_total: samples of this rank in this run; total: samples of all ranks.
+    """
+
+    gate: Optional[str] = None
+    sizes: Dict[Tuple[int, int], Ref] = dataclasses.field(default_factory=dict)
+    local_total: Optional[Ref] = None
+    total: Optional[Ref] = None
+
+
+class Agree(Pass):
+    """Add the gate and the batch sizes."""
+
+    name = "agree"
+
+    def run(self, program: Program, task: Task) -> Program:
+        if not task.parallel:
+            return program.replace(agreement=Agreement())
+        draws = [n for n in program.nodes.values() if n.op in op_table.DRAWS and n.origin in program.facts.batch]
+        if not draws:
+            return program.replace(agreement=Agreement())
+        nodes = dict(program.nodes)
+        build = Builder(nodes, task.host, FORWARD)
+        drawn = [n.name for n in draws]
+        sizes = _sizes(program, task, build)
+        local = build.add_n("epl_batch/local", [sizes[k] for k in sorted(sizes)], DT_FLOAT) if sizes else None
+        if task.ranks == 1:
+            build.no_op(GATE, drawn)
+            return program.replace(nodes=nodes, agreement=Agreement(GATE, sizes, local, local))
+        one = build.const(FLAG + "/one", 1.0, DT_FLOAT)
+        count = local or build.const(FLAG + "/none", 0.0, DT_FLOAT)
+        said = build.op("Pack", FLAG + "/said", [one, count], drawn, N=A.of_int(2), T=A.of_type(DT_FLOAT), axis=A.of_int(0))
+        summed = build.op("EplAllReduce", FLAG, [said], info={"dtype": DT_FLOAT, "scale": 1.0})
+        present = build.element(FLAG + "/present", summed, 0, DT_FLOAT)
+        everybody = build.const(FLAG + "/everybody", float(task.ranks), DT_FLOAT)
+        complete = build.op("GreaterEqual", FLAG + "/complete", [present, everybody], T=A.of_type(DT_FLOAT))
+        build.op("Assert", GATE, [complete, present], T=A.AttrValue(list=A.AttrValue.ListValue(type=[DT_FLOAT])), summarize=A.of_int(1))
+        total = build.element(FLAG + "/total", summed, 1, DT_FLOAT) if sizes else None
+        return program.replace(nodes=nodes, agreement=Agreement(GATE, sizes, local, total))
+
+
+def _sizes(program: Program, task: Task, build: Builder) -> Dict[Tuple[int, int], Ref]:
+    found = ragged_component(program)
+    if found is None:
+        return {}
+    (origin, index), dtype = found
+    sizes: Dict[Tuple[int, int], Ref] = {}
+    for replica in range(task.local_replicas):
+        for micro_batch in range(task.micro_batches):
+            name = "epl_batch/size_%d_%d" % (replica, micro_batch)
+            drawn = (instance_name(origin, replica, micro_batch), index)
+            sizes[replica, micro_batch] = build.cast(name, build.dim0(name + "/rows", drawn, dtype), DT_INT32, DT_FLOAT)
+    return sizes
+
+
+def ragged_component(program: Program) -> Optional[Tuple[Ref, int]]:
+    """The input component whose dimension 0 is a batch that may be smaller at the end, and its dtype."""
+    for ref in program.ragged:
+        if ref[0] in program.facts.batch:
+            # The user's node is gone after cloning; its first instance has the same types.
+            types = op_table.output_types(program.nodes[ref[0]], program)
+            return ref, types[ref[1]]
+    return None

@@ -1,0 +1,23 @@
+"""Checkpoint: the chief alone writes files."""
+
+from epl.ir.program import Program
+from epl.passes.base import Pass
+from epl.planner.plan import Task
+
+WRITES = frozenset(("SaveV2", "Save", "SaveSlices", "MergeV2Checkpoints"))
+
+
+class Checkpoint(Pass):
+    """Take the writing of checkpoints out of the programs of all ranks but the chief."""
+
+    name = "checkpoint"
+
+    def run(self, program: Program, task: Task) -> Program:
+        if task.chief or not any(n.op in WRITES for n in program.nodes.values()):
+            return program
+        nodes = {}
+        for name, node in program.nodes.items():
+            if node.op in WRITES:
+                node = node.replace(op="NoOp", proto=None, inputs=(), attrs={})
+            nodes[name] = node
+        return program.replace(nodes=nodes).pruned()

@@ -1,0 +1,344 @@
+"""Clone: one instance of each node per local replica and micro-batch, as classified.
+
+The result has two pseudo-ops that later passes lower:
+
+* `EplAggregate`: all local parts of one gradient tensor in, the aggregated tensor for
+  local replica r out at index r. One per aggregation point.
+* `EplMerge`: all local instances of one tensor in, one value out. `info["across"]` says
+  whether the other ranks' values are merged too.
+"""
+
+from typing import Dict, List, Optional, Sequence, Set, Tuple
+
+from epl.errors import ProgramError
+from epl.ir import attrs as A
+from epl.ir import op_table
+from epl.ir.program import APPLY, DIVIDE, Node, Program, Ref, ref_text
+from epl.ir.tags import partners
+from epl.passes.base import Pass
+from epl.passes.merge_rules import merge_rule
+from epl.planner.plan import Task
+from epl.utils import common
+
+AGGREGATE = "EplAggregate"
+MERGE = "EplMerge"
+FED = "/epl_fed"
+"""Suffix of the placeholder whose value is divided."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 63) - 1
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The second seed of the instance with the given global index; index 0 keeps the op's own."""
+    if index == 0:
+        return seed
+    mixed = (seed ^ (index * _GOLDEN)) & ((1 << 64) - 1)
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & ((1 << 64) - 1)
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & ((1 << 64) - 1)
+    return (mixed ^ (mixed >> 31)) & _MASK
+
+
+def instance_name(name: str, replica: int, micro_batch: Optional[int]) -> str:
+    """Name of an instance; index 0 has no prefix."""
+    return common.get_replica_prefix(replica) + common.get_micro_batch_prefix(micro_batch or 0) + name
+
+
+class Clone(Pass):
+    """Make the local instances of all nodes and connect them."""
+
+    name = "clone"
+
+    def run(self, program: Program, task: Task) -> Program:
+        return _Cloner(program, task).run()
+
+
+class _Cloner:
+    def __init__(self, program: Program, task: Task):
+        if program.facts is None:
+            raise ProgramError("The clone pass needs a classified program")
+        self.program = program
+        self.task = task
+        self.facts = program.facts
+        self.replicas = task.local_replicas
+        self.batches = task.micro_batches
+        self.nodes: Dict[str, Node] = {}
+        self.extra: Dict[str, Node] = {}
+        self.on_host = self._host_nodes()
+        self.instances = [(r, m) for r in range(self.replicas) for m in range(self.batches)]
+
+    def run(self) -> Program:
+        program = self.program
+        batches = {f.node: f for f in program.feeds if f.is_batch}
+        for node in program.nodes.values():
+            if node.name in batches:
+                self._divide(node, batches[node.name].mode)
+            elif node.name in self.facts.batch:
+                for replica, micro_batch in self.instances:
+                    self._emit(node, replica, micro_batch)
+            elif node.name in self.facts.shared or node.name in self.facts.outputs or self._is_feed(node):
+                self._emit(node, 0, None)
+            else:
+                for replica in range(self.replicas):
+                    self._emit(node, replica, None)
+        targets: List[str] = []
+        for target in program.targets:
+            targets.extend(self._all(target))
+        fetches = [self._fetch(ref) for ref in program.fetches]
+        feeds = [f._replace(node=f.node + FED) if f.is_batch and len(self.instances) > 1 else f for f in program.feeds]
+        nodes = dict(self.nodes)
+        nodes.update(self.extra)
+        return program.replace(nodes=nodes, targets=list(dict.fromkeys(targets)), fetches=fetches, feeds=feeds)
+
+    # Instances.
+
+    def _is_feed(self, node: Node) -> bool:
+        return any(f.node == node.name for f in self.program.feeds) if node.op == "Placeholder" else False
+
+    def _single(self, name: str) -> bool:
+        return name not in self.facts.batch
+
+    def _name(self, name: str, replica: int, micro_batch: Optional[int]) -> str:
+        """The instance of a node that instance (replica, micro_batch) of another one sees."""
+        if name in self.facts.batch:
+            return instance_name(name, replica, micro_batch)
+        node = self.program.nodes[name]
+        if name in self.facts.shared or name in self.facts.outputs or self._is_feed(node):
+            return name
+        return instance_name(name, replica, None)
+
+    def _all(self, name: str) -> List[str]:
+        """All instances of a node."""
+        if name in self.facts.batch:
+            return [instance_name(name, r, m) for r, m in self.instances]
+        if self._name(name, 1, None) == name:
+            return [name]
+        return [instance_name(name, r, None) for r in range(self.replicas)]
+
+    def _host_nodes(self) -> Set[str]:
+        """Nodes that must sit where the shared resources are: those given a handle of one."""
+        found = set(self.facts.shared)
+        for node in self.program.nodes.values():
+            if node.op in op_table.PYTHON:
+                found.add(node.name)
+            elif node.name not in found and any(s in self.facts.shared for s, _ in node.inputs):
+                found.add(node.name)
+        return found
+
+    def _device(self, node: Node, replica: int) -> str:
+        if node.name in self.on_host:
+            return self.task.host
+        taskgraph = self.program.taskgraph_of(node.name)
+        if taskgraph is None or not self.task.stages:
+            return self.task.devices[replica]
+        return self.task.stages[replica][taskgraph]
+
+    def _emit(self, node: Node, replica: int, micro_batch: Optional[int]) -> None:
+        per_batch = micro_batch is not None
+        attrs = dict(node.attrs)
+        name = instance_name(node.name, replica, micro_batch)
+        self._own_state(node, name, attrs)
+        if per_batch and node.op in op_table.ENTERS and name != node.name:
+            prefix = name[: len(name) - len(node.name)]
+            attrs["frame_name"] = A.of_str(prefix + node.str_attr("frame_name"))
+        if per_batch and node.op in op_table.RANDOM:
+            index = self.task.global_index(replica, micro_batch)
+            seeds = node.int_attr("seed") or 0, node.int_attr("seed2") or 0
+            if index and any(seeds):
+                attrs["seed2"] = A.AttrValue(i=derived_seed(seeds[1], index) or 1)
+        inputs = [self._input(node, ref, replica, micro_batch) for ref in node.inputs]
+        controls = self._controls(node, replica, micro_batch)
+        self.nodes[name] = node.replace(
+            name=name,
+            inputs=inputs,
+            controls=controls,
+            attrs=attrs,
+            device=self._device(node, replica),
+            origin=node.name,
+            replica=replica,
+            micro_batch=micro_batch,
+        )
+
+    def _own_state(self, node: Node, name: str, attrs: Dict[str, object]) -> None:
+        """A variable or resource is found by a name of its own in every program of the session."""
+        if node.op in op_table.VARIABLES or node.op in op_table.SHARED_HANDLES:
+            old = node.str_attr("shared_name")
+            if node.attr("shared_name") is None and node.op == "OneShotIterator":
+                old = ""
+            prefix = name[: len(name) - len(node.name)]
+            attrs["shared_name"] = A.of_str(prefix + (old or node.name))
+
+    def _divide(self, node: Node, mode: str) -> None:
+        """A fed batch is divided evenly, in order, over replicas and micro-batches, or given to each."""
+        parts = self.replicas * self.batches
+        dtype = node.attr("dtype")
+        if parts == 1:
+            self._emit_plain(node)
+            return
+        self._emit_plain(node, node.name + FED)
+        axis = node.name + "/epl_axis"
+        split = node.name + "/epl_split"
+        if mode == DIVIDE:
+            self._split(node, axis, split, parts)
+        for position, (replica, micro_batch) in enumerate(self.instances):
+            name = instance_name(node.name, replica, micro_batch)
+            self.nodes[name] = Node(
+                name,
+                "Identity",
+                [(split, position) if mode == DIVIDE else (node.name + FED, 0)],
+                attrs={"T": dtype},
+                device=self.task.devices[replica],
+                origin=node.name,
+                replica=replica,
+                micro_batch=micro_batch,
+                taskgraph=node.taskgraph,
+            )
+
+    def _split(self, node: Node, axis: str, split: str, parts: int) -> None:
+        self.nodes[axis] = Node(axis, "Const", attrs={"dtype": A.of_type(3), "value": A.of_tensor(0, 3)}, device=self.task.host)
+        self.nodes[split] = Node(
+            split,
+            "Split",
+            [(axis, 0), (node.name + FED, 0)],
+            attrs={"T": node.attr("dtype"), "num_split": A.of_int(parts)},
+            device=self.task.host,
+        )
+
+    def _emit_plain(self, node: Node, name: str = "") -> None:
+        self.nodes[name or node.name] = node.replace(name=name or node.name, device=self.task.host)
+
+    # Edges.
+
+    def _input(self, node: Node, ref: Ref, replica: int, micro_batch: Optional[int]) -> Ref:
+        source, index = ref
+        if node.phase == APPLY and ref in self.facts.gradients:
+            return self._aggregate(ref), replica
+        if micro_batch is None and source in self.facts.batch:
+            return self._merge(ref, replica, across=True, collection=self._collection_for(node, ref))
+        return self._name(source, replica, micro_batch), index
+
+    def _collection_for(self, node: Node, ref: Ref) -> str:
+        """A summary of a collected tensor shows the merged value that its collection asks for."""
+        collection = self.program.collections.get(ref, "") if node.name in self.facts.outputs else ""
+        return collection if collection.startswith("global") else ""
+
+    def _controls(self, node: Node, replica: int, micro_batch: Optional[int]) -> List[str]:
+        controls: List[str] = []
+        for source in node.controls:
+            if micro_batch is None and source in self.facts.batch:
+                controls.extend(instance_name(source, replica, m) for m in range(self.batches))
+            else:
+                controls.append(self._name(source, replica, micro_batch))
+        if micro_batch is not None:
+            controls.extend(self._earlier(node, replica, micro_batch))
+        return list(dict.fromkeys(controls))
+
+    def _earlier(self, node: Node, replica: int, micro_batch: int) -> List[str]:
+        """Instances that must come first: draws of one input, and state written per micro-batch."""
+        if node.op in op_table.DRAWS:
+            position = self.instances.index((replica, micro_batch))
+            return [instance_name(node.name, *self.instances[position - 1])] if position else []
+        if not micro_batch or node.name in self.facts.frames:
+            return []
+        variables = self.facts.variables_of.get(node.name, ())
+        found: List[str] = []
+        for other, touched in self._batch_writers().items():
+            if not touched.isdisjoint(variables):
+                found.append(instance_name(other, replica, micro_batch - 1))
+        return found
+
+    def _batch_writers(self) -> Dict[str, frozenset]:
+        cached = getattr(self, "_writers", None)
+        if cached is None:
+            cached = {
+                name: frozenset(variables)
+                for name, variables in self.facts.variables_of.items()
+                if name in self.facts.batch and name not in self.facts.frames and op_table.writes(self.program, self.program.nodes[name])
+            }
+            self._writers = cached
+        return cached
+
+    # Pseudo-ops.
+
+    def _aggregate(self, ref: Ref) -> str:
+        name = "epl_gradient/" + ref_text(ref).replace(":", "_")
+        if name not in self.extra:
+            tag = self.facts.gradients[ref]
+            pairs = partners(self.facts.gradients)
+            parts = self._parts(ref)
+            info = {"ref": ref, "tag": tag, "batch": ref[0] in self.facts.batch, "indices": None, "values": None}
+            for values, components in pairs.items():
+                if ref == values:
+                    info["indices"] = components["indices"]
+                if ref == components["indices"]:
+                    info["values"] = values
+            self.extra[name] = Node(name, AGGREGATE, parts, origin=ref[0], phase=APPLY, info=info)
+        return name
+
+    def _parts(self, ref: Ref) -> Sequence[Ref]:
+        source, index = ref
+        if source in self.facts.batch:
+            return [(instance_name(source, r, m), index) for r, m in self.instances]
+        return [(self._name(source, r, None), index) for r in range(self.replicas)]
+
+    def _merge(self, ref: Ref, replica: int, across: bool, collection: str = "") -> Ref:
+        """One value out of the instances of a tensor: of all replicas, or of one replica's micro-batches."""
+        source, index = ref
+        rule = merge_rule(self.program, ref, collection)
+        instances = self.instances if across else [(replica, m) for m in range(self.batches)]
+        if len(instances) == 1 and not (across and self.task.ranks > 1):
+            return instance_name(source, *instances[0]), index
+        if rule == "last":
+            return self._whole(ref, replica) if across else (instance_name(source, *instances[-1]), index)
+        name = "epl_merge/" + ref_text(ref).replace(":", "_") + ("" if across else "/of_%d" % replica) + ("/" + collection if collection else "")
+        if name not in self.extra:
+            parts = [(instance_name(source, r, m), index) for r, m in instances]
+            self._add_merge(name, ref, parts, rule, across, instances)
+        return name, 0
+
+    def _add_merge(self, name: str, ref: Ref, parts: Sequence[Ref], rule: str, across: bool, instances: Sequence[Tuple[int, int]]) -> None:
+        info = {"rule": rule, "across": across, "ref": ref, "instances": tuple(instances)}
+        self.extra[name] = Node(name, MERGE, parts, origin=ref[0], device=self.task.devices[0], info=info)
+
+    def _whole(self, ref: Ref, replica: int) -> Ref:
+        """A value with no merge rule (a flag, a count), computed anew from merged inputs."""
+        source, index = ref
+        node = self.program.nodes[source]
+        if op_table.is_source(self.program, node) or source in self.facts.frames or node.op == "Placeholder":
+            raise ProgramError(
+                "Node '%s' of type '%s' depends on the batch and steers the update, but its values of several replicas or "
+                "micro-batches have no common value. Compute it from a mean over the batch, or outside the update" % (source, node.op)
+            )
+        name = instance_name("epl_whole/" + source, replica, None)
+        if name not in self.extra:
+            self.extra[name] = node  # guards against a cycle; replaced below
+            inputs = [self._input(node, r, replica, None) for r in node.inputs]
+            self.extra[name] = node.replace(
+                name=name, inputs=inputs, controls=self._controls(node, replica, None), device=self._device(node, replica), replica=replica, phase=APPLY
+            )
+        return name, index
+
+    def _fetch(self, ref: Ref) -> Ref:
+        source, index = ref
+        if ref in self.facts.gradients and self.task.parallel:
+            return self._aggregate(ref), 0
+        if not self.task.parallel:
+            return self._name(source, 0, None), index
+        collection = self.program.collections.get(ref, "")
+        across = collection.startswith("global")
+        if any(f.is_batch and f.node == source for f in self.program.feeds):
+            return (source, 0) if len(self.instances) == 1 else (source + FED, 0)
+        if source in self.facts.batch:
+            return self._merge(ref, 0, across, collection)
+        if collection:
+            return self._merge_collected(ref, across, collection)
+        return self._name(source, 0, None), index
+
+    def _merge_collected(self, ref: Ref, across: bool, collection: str) -> Ref:
+        """A collected tensor that is the same in all micro-batches (for example of weights alone)."""
+        source, index = ref
+        instances = self.instances if across else [(0, m) for m in range(self.batches)]
+        name = "epl_merge/%s/%s" % (ref_text(ref).replace(":", "_"), collection)
+        parts = [(self._name(source, r, None), index) for r, _ in instances]
+        self._add_merge(name, ref, parts, merge_rule(self.program, ref, collection), across, instances)
+        return name, 0

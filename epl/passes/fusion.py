@@ -1,0 +1,99 @@
+"""Fusing dense gradients into few all-reduces."""
+
+from typing import Any, Dict, List, Sequence
+
+from epl.ir import attrs as A
+from epl.ir.build import Builder
+from epl.ir.program import Ref
+from epl.planner.plan import Plan
+
+DT_HALF = 19
+GROUP_BYTES = 32 << 20
+"""A fused group aims at this size."""
+
+
+def groups_of(sizes: Sequence[int], most: int) -> List[List[int]]:
+    """Divide tensors, in order, into contiguous groups of about equal bytes.
+
+    Args:
+      sizes: bytes of each tensor.
+      most: largest number of groups.
+
+    Returns:
+      Lists of positions; together all positions in order.
+    """
+    total = sum(sizes)
+    count = max(1, min(most, len(sizes), -(-total // GROUP_BYTES)))
+    groups: List[List[int]] = [[]]
+    filled = 0
+    for position, size in enumerate(sizes):
+        left = count - len(groups)
+        if groups[-1] and left and filled + size / 2 > total * len(groups) / count:
+            groups.append([])
+        groups[-1].append(position)
+        filled += size
+    return groups
+
+
+def all_reduce(build: Builder, items: Sequence[Any], plan: Plan, factor: float, controls: Sequence[str]) -> List[Ref]:
+    """Sum tensors over the ranks and scale them.
+
+    Args:
+      items: objects with `node` (name), `value`, `dtype`, `size` (bytes).
+      factor: multiplied into the sums.
+
+    Returns:
+      The reduced tensors in the order of `items`.
+    """
+    results: Dict[int, Ref] = {}
+    by_dtype: Dict[int, List[int]] = {}
+    # The last gradients of the graph are ready first: they travel first.
+    for position in reversed(range(len(items))):
+        by_dtype.setdefault(items[position].dtype, []).append(position)
+    for dtype in sorted(by_dtype):
+        positions = by_dtype[dtype]
+        for number, group in enumerate(groups_of([items[p].size for p in positions], plan.max_splits)):
+            members = [positions[g] for g in group]
+            name = "epl_all_reduce/%d_%d" % (dtype, number)
+            values = [items[p].value for p in members]
+            if plan.fp16 and dtype != DT_HALF:
+                reduced = _compressed(build, name, values, dtype, plan, factor, controls)
+            else:
+                build.op("EplAllReduce", name, values, controls, info={"dtype": dtype, "scale": factor})
+                reduced = [(name, i) for i in range(len(values))]
+            results.update(zip(members, reduced))
+    return [results[p] for p in range(len(items))]
+
+
+def _compressed(build: Builder, name: str, values: Sequence[Ref], dtype: int, plan: Plan, factor: float, controls: Sequence[str]) -> List[Ref]:
+    """All-reduce in float16.
+
+    Each tensor travels divided by the largest magnitude any rank has in it, so that
+    neither large nor tiny gradients leave the range of float16. `fp16_scale` is the
+    magnitude that the largest element gets, shared by the ranks so that sums fit.
+    """
+    peaks = []
+    for i, value in enumerate(values):
+        size = build.op("Abs", "%s/abs_%d" % (name, i), [value], T=A.of_type(dtype))
+        flat = build.op("Reshape", "%s/flat_%d" % (name, i), [size, build.const(name + "/all", [-1], 3)], T=A.of_type(dtype), Tshape=A.of_type(3))
+        peaks.append(
+            build.op("Max", "%s/peak_%d" % (name, i), [flat, build.const(name + "/axis", 0, 3)], T=A.of_type(dtype), Tidx=A.of_type(3), keep_dims=A.of_bool(False))
+        )
+    packed = build.pack(name + "/peaks", peaks, dtype)
+    build.op("EplAllReduce", name + "/peak", [packed], controls, info={"dtype": dtype, "scale": 1.0, "op": "max"})
+    tiny = build.const(name + "/tiny", 1e-30, dtype)
+    limit = build.op("Maximum", name + "/limit", [(name + "/peak", 0), tiny], T=A.of_type(dtype))
+    halves, limits = [], []
+    target = float(plan.fp16_scale)
+    for i, value in enumerate(values):
+        peak = build.element("%s/limit_%d" % (name, i), limit, i, dtype)
+        limits.append(peak)
+        unit = build.op("RealDiv", "%s/unit_%d" % (name, i), [value, peak], T=A.of_type(dtype))
+        halves.append(build.cast("%s/half_%d" % (name, i), build.scale("%s/scale_%d" % (name, i), unit, target / plan.ranks, dtype), dtype, DT_HALF))
+    build.op("EplAllReduce", name, halves, controls, info={"dtype": DT_HALF, "scale": 1.0})
+    results = []
+    for i in range(len(values)):
+        wide = build.cast("%s/wide_%d" % (name, i), (name, i), DT_HALF, dtype)
+        back = build.mul("%s/back_%d" % (name, i), wide, limits[i], dtype)
+        results.append(build.scale("%s/out_%d" % (name, i), back, factor * plan.ranks / target, dtype))
+    return results

@@ -1,0 +1,288 @@
+"""Gradients: one value per aggregation point and local replica.
+
+Local micro-batches are summed one after the other on their device, local replicas on
+the first device, ranks by an all-reduce (dense) or all-gather (sparse). The result is
+(1 / n) times the sum over the n instances of the step, or over a replica's
+micro-batches for the "sum" method. When a step spans several runs the local sums wait
+in accumulators, variables that EPL owns and that no checkpoint sees.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set
+
+from epl.ir import op_table
+from epl.ir import attrs as A
+from epl.ir.build import DT_FLOAT, DT_INT32, Builder
+from epl.ir.program import APPLY, Node, Program, Ref
+from epl.passes.base import Pass
+from epl.passes.clone import AGGREGATE
+from epl.passes.fusion import all_reduce
+from epl.passes.rewire import rewire
+from epl.passes.weigh import instance_weight, seeded_records, weighted
+from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Task
+
+ACCUMULATOR = "epl_accumulator/"
+
+
+class Dense(NamedTuple):
+    """A local dense sum on its way to the other ranks."""
+
+    node: str
+    value: Ref
+    dtype: int
+    size: int
+
+
+class Gradients(Pass):
+    """Lower `EplAggregate`."""
+
+    name = "gradients"
+
+    def run(self, program: Program, task: Task) -> Program:
+        if not any(n.op == AGGREGATE for n in program.nodes.values()):
+            return program
+        return _Lowering(program, task).run()
+
+
+class _Lowering:
+    def __init__(self, program: Program, task: Task):
+        self.program = program
+        self.task = task
+        self.nodes = dict(program.nodes)
+        self.build = Builder(self.nodes, task.devices[0], APPLY)
+        self.mapping: Dict[Ref, Ref] = {}
+        self.effects: List[str] = []
+        self.seeded = seeded_records(program)
+        self.weights = weighted(program, task)
+        self.gate = [program.agreement.gate] if program.agreement and program.agreement.gate else []
+        self.factor = self._factor()
+        self.divisor: Optional[Ref] = self._divisor()
+
+    def run(self) -> Program:
+        waiting = [n for n in self.program.nodes.values() if n.op == AGGREGATE]
+        by_ref = {n.info["ref"]: n for n in waiting}
+        dense: List[Dense] = []
+        done: Set[str] = set()
+        for node in waiting:
+            if node.name in done:
+                continue
+            if not node.info["batch"]:
+                self._constant(node)
+            elif node.info["indices"] is not None:
+                self._sparse(node, by_ref.get(node.info["indices"]), done)
+            elif node.info["values"] is not None and node.info["values"] in by_ref:
+                continue  # lowered together with its values
+            elif node.info["tag"].component in ("dense", "values"):
+                dense.append(self._local_dense(node))
+            else:
+                self._pass_on(node, [node.inputs[0]] * self.task.local_replicas)
+        for item, value in zip(dense, self._across(dense)):
+            self._finish(item.node, value, item.dtype)
+        program = self.program.replace(nodes=self.nodes, targets=self.program.targets + tuple(self.effects))
+        names = {n.name for n in waiting}
+        kept = {name: node for name, node in self.nodes.items() if name not in names}
+        return rewire(program.replace(nodes=kept), kept, self.mapping)
+
+    # Scaling.
+
+    def _factor(self) -> float:
+        plan = self.task.plan
+        if self.task.part in (FIRST, MIDDLE):
+            return 1.0
+        if plan.reduce_method == "sum":
+            return 1.0 / plan.micro_batches
+        if self.weights:
+            return 1.0
+        return 1.0 / (plan.micro_batches * plan.replicas)
+
+    def _divisor(self) -> Optional[Ref]:
+        """1 / B of a step that spans several runs, when batches may be unequal."""
+        if not self.weights or self.task.part == WHOLE:
+            return None
+        total = self._accumulated("samples", self.program.agreement.total, DT_FLOAT, [])
+        if self.task.part != LAST:
+            return None
+        return self.build.op("Reciprocal", "epl_gradient_scale", [total], T=A.of_type(DT_FLOAT))
+
+    def _scaled(self, name: str, value: Ref, dtype: int, factor: float) -> Ref:
+        value = self.build.scale(name + "/scaled", value, factor, dtype)
+        if self.divisor is not None:
+            value = self.build.mul(name + "/mean", value, self.build.cast(name + "/by", self.divisor, DT_FLOAT, dtype), dtype)
+        return value
+
+    # Local sums.
+
+    def _constant(self, node: Node) -> None:
+        """A gradient that does not depend on the batch is the same everywhere (weight decay)."""
+        factor = float(self.task.plan.replicas) if self.task.plan.reduce_method == "sum" else 1.0
+        dtype = op_table.dtype_of(self.program, *node.inputs[0])
+        refs = []
+        for replica, part in enumerate(node.inputs):
+            build = self.build.at(self.task.devices[replica])
+            refs.append(build.scale("%s/of_%d" % (node.name, replica), part, factor, dtype) if dtype in op_table.FLOATS else part)
+        self._pass_on(node, refs)
+
+    def _weighed(self, node: Node, dtype: int) -> Sequence[Ref]:
+        """The parts of a gradient, weighted here when its call had no seed to weigh."""
+        if not self.weights or node.info["tag"].record in self.seeded:
+            return node.inputs
+        parts = []
+        for position, part in enumerate(node.inputs):
+            replica, micro_batch = divmod(position, self.task.micro_batches)
+            device = self.task.devices[replica]
+            weight = instance_weight(self.program, self.task, self.nodes, replica, micro_batch, device)  # type: ignore[arg-type]
+            name = "%s/part_%d_%d" % (node.name, replica, micro_batch)
+            build = self.build.at(device)
+            parts.append(build.mul(name, part, build.cast(name + "/weight", weight, DT_FLOAT, dtype), dtype))
+        return parts
+
+    def _local_dense(self, node: Node) -> Dense:
+        dtype = op_table.dtype_of(self.program, *node.inputs[0])
+        parts = self._weighed(node, dtype)
+        batches = self.task.micro_batches
+        sums = []
+        for replica in range(self.task.local_replicas):
+            build = self.build.at(self.task.devices[replica])
+            sums.append(build.chain("%s/of_%d" % (node.name, replica), parts[replica * batches : (replica + 1) * batches], dtype))
+        value = self.build.add_n(node.name + "/local", sums, dtype)
+        value = self._accumulated(node.name, value, dtype, self.program.shape_of(node.info["ref"]))
+        return Dense(node.name, value, dtype, self._bytes(node, dtype))
+
+    def _bytes(self, node: Node, dtype: int) -> int:
+        shape = self.program.shape_of(node.info["ref"])
+        size = 1
+        for dim in shape or ():
+            size *= dim or 1
+        return size * {1: 4, 2: 8, 14: 2, 19: 2}.get(dtype, 8)
+
+    def _accumulated(self, name: str, value: Ref, dtype: int, shape: object) -> Ref:
+        """Add the sums of the earlier runs of this step, and keep the sum for the later ones."""
+        part = self.task.part
+        if part == WHOLE:
+            return value
+        full = ACCUMULATOR + name
+        build = self.build.at(self.task.devices[0])
+        handle = build.variable(full, dtype, shape)
+        if part == FIRST:
+            self.effects.append(build.assign(full + "/first", handle, value, dtype, self.gate))
+            return value
+        if part == MIDDLE:
+            self.effects.append(build.assign(full + "/more", handle, value, dtype, self.gate, "Add"))
+            return value
+        return build.add(full + "/total", build.read(full + "/read", handle, dtype), value, dtype)
+
+    # Over ranks.
+
+    def _across(self, dense: List[Dense]) -> List[Ref]:
+        if self.task.part in (FIRST, MIDDLE):
+            return [item.value for item in dense]
+        if self.task.ranks == 1:
+            return [self._scaled(item.node, item.value, item.dtype, self.factor) for item in dense]
+        values = all_reduce(self.build, dense, self.task.plan, self.factor, self.gate)
+        return [self._scaled(item.node, value, item.dtype, 1.0) for item, value in zip(dense, values)]
+
+    def _finish(self, name: str, value: Ref, dtype: int) -> None:
+        for replica in range(self.task.local_replicas):
+            self.mapping[name, replica] = value
+
+    def _pass_on(self, node: Node, refs: Sequence[Ref]) -> None:
+        for replica, ref in enumerate(refs):
+            self.mapping[node.name, replica] = ref
+
+    # Sparse gradients.
+
+    def _sparse(self, values: Node, indices: Optional[Node], done: Set[str]) -> None:
+        if indices is None:
+            # Only the values are used (their norm, say): the indices still travel with them.
+            indices = values.replace(name=values.name + "/indices", inputs=self._same_parts(values), info=dict(values.info, ref=values.info["indices"]))
+        done.update((values.name, indices.name))
+        dtype = op_table.dtype_of(self.program, *values.inputs[0])
+        itype = op_table.dtype_of(self.program, *indices.inputs[0])
+        name = values.name
+        rows = self.build.concat(name + "/rows", self._weighed(values, dtype), dtype)
+        ids = self.build.concat(name + "/ids", indices.inputs, itype)
+        mergeable = self._mergeable(values, indices)
+        if mergeable:
+            rows, ids = self._merge_rows(name, rows, ids, dtype, itype)
+        vocabulary = self._vocabulary(values)
+        if self.task.plan.sparse_as_dense and vocabulary:
+            rows, ids = self._as_dense(values, rows, ids, dtype, itype, vocabulary)
+        else:
+            rows, ids = self._accumulated_rows(name, rows, ids, dtype, itype)
+            if self.task.ranks > 1 and self.task.part in (WHOLE, LAST):
+                rows = self.build.op("EplAllGather", name + "/all_rows", [rows], self.gate, info={"dtype": dtype})
+                ids = self.build.op("EplAllGather", name + "/all_ids", [ids], self.gate, info={"dtype": itype})
+            rows = self._scaled(name, rows, dtype, self.factor)
+        self._finish(values.name, rows, dtype)
+        self._finish(indices.name, ids, itype)
+
+    def _same_parts(self, values: Node) -> List[Ref]:
+        source, index = values.info["indices"]
+        suffix = values.info["ref"][0]
+        return [(part[: len(part) - len(suffix)] + source, index) for part, _ in values.inputs]
+
+    def _mergeable(self, values: Node, indices: Node) -> bool:
+        """True when all consumers sum rows of one index anyway, so that summing them early changes nothing."""
+        for node in (values, indices):
+            for consumer, _ in self.program.consumers.get(node.name, ()):
+                op = self.program.nodes[consumer].op
+                if op in op_table.LINEAR_IN_ROWS or (node is indices and op in ("Unique", "UniqueV2", "StridedSlice", "Shape")):
+                    continue
+                return False
+        return not any(ref[0] in (values.name, indices.name) for ref in self.program.fetches)
+
+    def _merge_rows(self, name: str, rows: Ref, ids: Ref, dtype: int, itype: int) -> Sequence[Ref]:
+        build = self.build
+        unique = build.op("Unique", name + "/unique", [ids], T=A.of_type(itype), out_idx=A.of_type(DT_INT32))
+        count = build.dim0(name + "/count", unique, itype)
+        merged = build.op(
+            "UnsortedSegmentSum",
+            name + "/merged",
+            [rows, (unique[0], 1), count],
+            T=A.of_type(dtype),
+            Tindices=A.of_type(DT_INT32),
+            Tnumsegments=A.of_type(DT_INT32),
+        )
+        return merged, unique
+
+    def _vocabulary(self, values: Node) -> int:
+        variable = self.program.nodes.get(values.info["tag"].variable)
+        shape = variable.attr("shape") if variable is not None else None
+        if shape is None or shape.shape.unknown_rank or not shape.shape.dim:
+            return 0
+        return max(0, int(shape.shape.dim[0].size))
+
+    def _as_dense(self, values: Node, rows: Ref, ids: Ref, dtype: int, itype: int, vocabulary: int) -> Sequence[Ref]:
+        build, name = self.build, values.name
+        count = build.const(name + "/vocabulary", vocabulary, DT_INT32)
+        table = build.op(
+            "UnsortedSegmentSum",
+            name + "/dense",
+            [rows, ids, count],
+            T=A.of_type(dtype),
+            Tindices=A.of_type(itype),
+            Tnumsegments=A.of_type(DT_INT32),
+        )
+        table = self._accumulated(name, table, dtype, None)
+        item = Dense(name + "/table", table, dtype, vocabulary * 64)
+        table = self._across([item])[0]
+        zero, one = build.const(name + "/from", 0, itype), build.const(name + "/step", 1, itype)
+        every = build.op("Range", name + "/every", [zero, build.const(name + "/to", vocabulary, itype), one], Tidx=A.of_type(itype))
+        return table, every
+
+    def _accumulated_rows(self, name: str, rows: Ref, ids: Ref, dtype: int, itype: int) -> Sequence[Ref]:
+        """Rows of several runs are kept one after the other."""
+        part = self.task.part
+        if part == WHOLE:
+            return rows, ids
+        result = []
+        for label, value, kind in (("rows", rows, dtype), ("ids", ids, itype)):
+            full = "%s%s/%s" % (ACCUMULATOR, name, label)
+            build = self.build.at(self.task.host)
+            handle = build.variable(full, kind)
+            if part != FIRST:
+                earlier = build.read(full + "/read", handle, kind)
+                value = build.concat(full + "/joined", [earlier, value], kind)
+            if part != LAST:
+                self.effects.append(build.assign(full + "/keep", handle, value, kind, self.gate))
+            result.append(value)
+        return result

@@ -1,0 +1,34 @@
+"""The passes of a program, in order."""
+
+from typing import List
+
+from epl.passes.agree import Agree
+from epl.passes.base import Pass
+from epl.passes.checkpoint import Checkpoint
+from epl.passes.classify import Classify
+from epl.passes.clone import Clone
+from epl.passes.communicate import Communicate
+from epl.passes.effects import Guard, Order, Statistics
+from epl.passes.gradients import Gradients
+from epl.passes.outputs import Outputs
+from epl.passes.partial import Partial
+from epl.passes.weigh import Weigh
+from epl.planner.plan import Task
+
+
+def default_passes(task: Task) -> List[Pass]:
+    """The list for one task. Passes with nothing to do for it return their input."""
+    return [
+        Classify(),
+        Clone(),
+        Agree(),
+        Weigh(),
+        Partial(),
+        Order(),
+        Statistics(),
+        Gradients(),
+        Guard(),
+        Outputs(),
+        Checkpoint(),
+        Communicate(),
+    ]

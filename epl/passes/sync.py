@@ -1,0 +1,62 @@
+"""Sync: the program that makes all replicas equal to the first one of the job."""
+
+from typing import Dict, List, Sequence
+
+import numpy as np
+
+from epl.ir import attrs as A
+from epl.ir import op_table
+from epl.ir.build import Builder
+from epl.ir.program import FORWARD, Node, Program
+from epl.passes.clone import instance_name
+from epl.passes.communicate import Communicate
+from epl.passes.effects import assign_variable, read_variable
+from epl.planner.plan import Task
+
+_UNMOVABLE = op_table.OPAQUE
+
+
+def sync_program(whole: Program, variables: Sequence[str], task: Task) -> Program:
+    """Copy variables from the first replica of rank 0 to all others.
+
+    Args:
+      whole: the user's graph, for the variables' nodes.
+      variables: names of initialised variable nodes, the same on all ranks, in one order.
+      task: the local devices and the key for collective names.
+
+    Returns:
+      A program without fetches; its targets are the assignments. Variables of types that
+      don't travel (strings, resources) are left out.
+    """
+    nodes: Dict[str, Node] = {}
+    targets: List[str] = []
+    for variable in variables:
+        source = whole.nodes[variable]
+        dtype = int(source.attr("dtype").type)
+        if dtype in _UNMOVABLE:
+            continue
+        copies = []
+        for replica in range(task.local_replicas):
+            name = instance_name(variable, replica, None)
+            prefix = name[: len(name) - len(variable)]
+            shared = A.of_str(prefix + (source.str_attr("shared_name") or variable))
+            nodes[name] = source.replace(name=name, attrs={"shared_name": shared}, device=task.devices[replica], replica=replica, controls=())
+            copies.append(nodes[name])
+        base = "epl_sync/" + variable
+        build = Builder(nodes, task.devices[0], FORWARD)
+        shape = source.attr("shape").shape if source.attr("shape") is not None else None
+        known = shape is not None and not shape.unknown_rank and all(d.size >= 0 for d in shape.dim)
+        if task.chief or not known:
+            value = read_variable(build, base + "/read", copies[0], [])
+        else:
+            # Not read here: a rank may leave initialisation and restoring to the first one.
+            value = build.const(base + "/none", np.zeros([d.size for d in shape.dim]), dtype)
+        if task.ranks > 1:
+            value = build.op("EplBroadcast", base + "/first", [value], info={"dtype": dtype, "root": 0})
+        for replica, copy in enumerate(copies):
+            if replica or (task.ranks > 1 and not task.chief):
+                targets.append(assign_variable(build.at(task.devices[replica]), "%s/assign_%d" % (base, replica), copy, value, []))
+        if not targets or targets[-1].rpartition("/")[0] != base:
+            targets.append(value[0])
+    program = Program(nodes, (), targets, versions=whole.versions)
+    return Communicate()(program, task) if targets else program

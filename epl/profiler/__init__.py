@@ -1,0 +1,1 @@
+"""What a program costs: floating-point operations, memory, and where both go."""

@@ -1,0 +1,1 @@
+"""What runs the compiled programs: ranks, sessions, functions, checkpoints and the launcher."""

@@ -1,0 +1,106 @@
+"""From a run signature to a program that this rank can run."""
+
+import dataclasses
+import os
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+from epl.env import Env
+from epl.ir import op_table
+from epl.ir.digest import Line, fingerprints, program_digest
+from epl.ir.program import APPLY, SAME, Program
+from epl.passes.base import Instrument, check_program, run_passes
+from epl.passes.classify import Classify
+from epl.passes.dump import dump_instrument
+from epl.passes.extract import extract
+from epl.passes.pipeline import default_passes
+from epl.planner.plan import WHOLE, Plan, Task
+
+
+class Signature(NamedTuple):
+    """What a `run` call names: fetches ("name:0" or "name"), fed tensors and their use."""
+
+    fetches: Tuple[str, ...]
+    feeds: Tuple[str, ...]
+    modes: Tuple[str, ...]
+
+
+class Traits(NamedTuple):
+    """What a signature does, found before it is compiled.
+
+    trains: it contains what depends on raw gradients of variables.
+    parallel: it runs on all replicas.
+    records: the gradient calls whose steps it counts.
+    """
+
+    trains: bool
+    parallel: bool
+    records: Tuple[int, ...]
+
+
+class Executable(NamedTuple):
+    """A compiled program.
+
+    written: variables that a run initialises or assigns outside training.
+    collective: it talks to other ranks. draws: it takes elements of inputs.
+    """
+
+    program: Program
+    task: Task
+    lines: List[Line]
+    written: Tuple[str, ...]
+    collective: bool
+    draws: bool
+
+
+def traits_of(whole: Program, signature: Signature) -> Traits:
+    """Find out what a signature does, from its closure alone."""
+    closure = extract(whole, signature.fetches, signature.feeds, [SAME] * len(signature.feeds))
+    classified = Classify()(closure, Task(Plan(), parallel=False))
+    trains = any(n.phase == APPLY for n in classified.nodes.values())
+    records = {t.record for t in classified.facts.gradients.values()} if trains else set()
+    merged = any(ref in whole.collections and whole.collections[ref].startswith("global") for ref in closure.fetches)
+    updates = any(op_table.is_apply(n.op) for n in closure.nodes.values())
+    return Traits(trains, trains or merged or updates, tuple(sorted(records)))
+
+
+def compile_program(whole: Program, signature: Signature, traits: Traits, plan: Plan, task: Task, instruments: Sequence[Instrument] = ()) -> Executable:
+    """Run the passes.
+
+    Args:
+      whole: the user's graph.
+      signature, traits: what to run.
+      plan: the plan of the graph.
+      task: this rank and its devices, the part of a step; its plan, `parallel` and key are set here.
+    """
+    closure = extract(whole, signature.fetches, signature.feeds, signature.modes if traits.parallel else [SAME] * len(signature.feeds))
+    if not traits.trains:
+        plan = dataclasses.replace(plan, micro_batches=1)
+    lines = fingerprints(closure)
+    digest = program_digest(closure, lines)
+    part = task.part if traits.trains else WHOLE
+    key = ("%s%s%s" % (digest[:12], plan.digest()[:4], part[0])) if traits.parallel else "local"
+    task = dataclasses.replace(task, plan=plan, parallel=traits.parallel, part=part, key=key)
+    folder = os.environ.get("EPL_DUMP_PASSES")
+    tools = list(instruments) + ([dump_instrument(folder, task)] if folder else [])
+    program = run_passes(closure, task, default_passes(task), tools)
+    check_program(program)
+    written: Tuple[str, ...] = ()
+    if not traits.parallel:
+        facts = program.facts
+        present = {n.origin for n in program.nodes.values()}
+        names = [v for v in facts.written(closure) if v in present or v in whole.nodes]
+        written = tuple(v for v in names if v in whole.nodes)
+    kinds = {n.op for n in program.nodes.values()}
+    collective = any(k.startswith("Horovod") for k in kinds)
+    return Executable(program, task, lines, written, collective, bool(kinds & op_table.DRAWS))
+
+
+def environment_task(rank: int, devices: Tuple[str, ...], stages: Tuple[Tuple[str, ...], ...], plan: Plan) -> Task:
+    """The part of a task that does not depend on the program."""
+    return Task(plan=plan, rank=rank, devices=devices, stages=stages)
+
+
+def plan_summary(plan: Plan) -> Dict[str, Any]:
+    """What ranks compare before they start: the plan and the options."""
+    config = Env.get().config
+    return {"plan": plan.to_json(), "config": config.to_dict(per_rank=False)}

@@ -1,0 +1,351 @@
+"""The session of a rank: every distinct `run` is compiled once and run from then on."""
+
+import threading
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl import compat
+from epl.env import Env
+from epl.errors import DivergenceError
+from epl.ir.digest import first_difference
+from epl.ir.graph import Graph
+from epl.ir.program import SAME, Program
+from epl.passes.agree import FLAG, GATE
+from epl.passes.communicate import ANCHOR, ended_program
+from epl.passes.sync import sync_program
+from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
+from epl.runtime.compiler import Executable, Signature, Traits, compile_program, plan_summary, traits_of
+from epl.runtime.feeding import FeedSpec, as_array, check, modes_of
+from epl.runtime.graph_index import GraphIndex
+from epl.runtime.planning import local_devices, make_plan
+from epl.runtime.store import Loaded, Store
+
+
+class Ready(NamedTuple):
+    """An executable in the store, with the function that runs it."""
+
+    executable: Executable
+    loaded: Loaded
+    call: Callable[..., List[Any]]
+    order: Tuple[int, ...]
+    """For each feed of the program its position among the user's feeds; -1 is the anchor."""
+    ended: Optional[Callable[..., List[Any]]]
+
+
+class Call:
+    """One distinct (fetches, feeds) of the user's `run`."""
+
+    def __init__(self, mapper: Any, fetches: Tuple[str, ...], feeds: Tuple[FeedSpec, ...], traits: Traits, keep: Any):
+        self.mapper = mapper
+        self.fetches = fetches
+        self.feeds = feeds
+        self.traits = traits
+        self.ready: Dict[Tuple[str, Tuple[str, ...]], Ready] = {}
+        self.is_tensor = tuple(":" in f for f in fetches)
+        self.keep = keep  # the key of a call is made of ids: its objects must live
+
+
+class RankSession:
+    """What runs behind a `tf.Session` of an annotated graph."""
+
+    def __init__(self, graph: tf.Graph, config: Optional[tf.ConfigProto] = None):
+        self.graph = graph
+        self.epl_graph = Graph.of(graph, may_create=True)
+        self._index = GraphIndex(graph)
+        self._plan: Optional[Plan] = None
+        self._store: Optional[Store] = None
+        self._config = config
+        self._calls: Dict[Any, Call] = {}
+        self._position: Dict[Tuple[int, ...], int] = {}
+        self._dirty: Dict[str, None] = {}
+        self._agreed: Set[str] = set()
+        self._steps = 0
+        self._lock = threading.RLock()
+
+    # The plan and the place to run.
+
+    @property
+    def plan(self) -> Plan:
+        if self._plan is None:
+            self._plan = make_plan(self.epl_graph)
+        return self._plan
+
+    def _task(self, part: str = WHOLE) -> Task:
+        devices, stages = local_devices(self.epl_graph, self.plan)
+        return Task(plan=self.plan, rank=Env.get().cluster.worker_index, devices=devices, stages=stages, part=part)
+
+    @property
+    def store(self) -> Store:
+        if self._store is None:
+            config = tf.ConfigProto()
+            if self._config is not None:
+                config.CopyFrom(self._config)
+            config.allow_soft_placement = True
+            cluster = Env.get().cluster
+            used = [d.runtime_name for d in cluster.local_devices()]
+            cpus = sum(1 for d in used if "CPU" in d)
+            if cpus > 1:
+                config.device_count["CPU"] = max(cpus, config.device_count.get("CPU", 0))
+            if cluster.visible_device_list and not config.gpu_options.visible_device_list:
+                config.gpu_options.visible_device_list = cluster.visible_device_list
+            self._store = Store(config)
+        return self._store
+
+    # Running.
+
+    def run(self, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None, options: Any = None, run_metadata: Any = None) -> Any:
+        """What `tf.Session.run` does, on all replicas."""
+        names, values = self._feed_items(feed_dict)
+        call = self._call(fetches, names)
+        arrays = [as_array(spec, value) for spec, value in zip(call.feeds, values)]
+        results = self._execute(call, arrays, options, run_metadata)
+        flat: List[Any] = []
+        position = 0
+        for is_tensor in call.is_tensor:
+            if is_tensor:
+                flat.append(results[position])
+                position += 1
+            else:
+                flat.append(None)
+        return call.mapper.build_results(flat)
+
+    def _execute(self, call: Call, arrays: Sequence[np.ndarray], options: Any, run_metadata: Any) -> List[Any]:
+        traits = call.traits
+        if not traits.parallel:
+            return self._run_ready(self._ready(call, WHOLE, arrays), arrays, options, run_metadata)
+        with self._lock:
+            runs = self.plan.runs_per_step if traits.trains else 1
+            position = self._position.get(traits.records, 0)
+            part = WHOLE if runs == 1 else FIRST if position == 0 else LAST if position == runs - 1 else MIDDLE
+            ready = self._ready(call, part, arrays)
+            self._before(ready)
+            results = self._run_ready(ready, arrays, options, run_metadata)
+            if runs > 1:
+                self._position[traits.records] = (position + 1) % runs
+            return results
+
+    def _run_ready(self, ready: Ready, arrays: Sequence[np.ndarray], options: Any, run_metadata: Any) -> List[Any]:
+        values = [arrays[i] if i >= 0 else _ZERO for i in ready.order]
+        call = ready.call
+        keywords = {}
+        if options is not None or run_metadata is not None:
+            call = compat.raw_callable(self.store.session, list(ready.loaded.feeds), list(ready.loaded.fetches), list(ready.loaded.targets), options)
+            keywords["run_metadata"] = run_metadata
+        control = Env.get().control if ready.executable.collective else None
+        if control is None:
+            try:
+                results = call(*values, **keywords)
+            except tf.errors.OpError as error:
+                self._raise(error, ready)
+                raise
+        else:
+            self._steps += 1
+            control.enter(ready.executable.task.key, self._steps)
+            try:
+                results = call(*values, **keywords)
+            except tf.errors.OpError as error:
+                self._raise(error, ready)
+                raise
+            finally:
+                control.leave()
+        if ready.executable.written and self.plan.replicas > 1:
+            with self._lock:
+                self._dirty.update(dict.fromkeys(ready.executable.written))
+        return results
+
+    def _raise(self, error: tf.errors.OpError, ready: Ready) -> None:
+        """Turn an ended input of any rank into the same error on all ranks."""
+        if ready.ended is not None and isinstance(error, tf.errors.OutOfRangeError):
+            ready.ended(_ZERO)
+        elif GATE in (error.message or "") and isinstance(error, tf.errors.InvalidArgumentError):
+            raise tf.errors.OutOfRangeError(None, None, "The input of another rank has ended; nothing of this step was applied") from error
+
+    # Before a parallel program.
+
+    def _before(self, ready: Ready) -> None:
+        task = ready.executable.task
+        if task.plan.ranks > 1:
+            self._connect()
+        if self._dirty and self.plan.replicas > 1:
+            self.synchronize()
+        key = task.key
+        if ready.executable.collective and key not in self._agreed:
+            self._agree(ready)
+            self._agreed.add(key)
+
+    def _connect(self) -> None:
+        if Env.get().control is None:
+            from epl.runtime.job import connect_job
+
+            connect_job(Env.get().config)
+
+    def _agree(self, ready: Ready) -> None:
+        """Refuse to start a program that is not the same on all ranks."""
+        control = Env.get().control
+        task = ready.executable.task
+        mine = {"key": task.key, "summary": plan_summary(task.plan), "nodes": len(ready.executable.lines)}
+        others = control.agree("program", mine)
+        if all(o["key"] == mine["key"] and o["summary"] == mine["summary"] for o in others):
+            return
+        for rank, other in enumerate(others):
+            for section in ("config", "plan"):
+                for name, value in mine["summary"][section].items():
+                    theirs = other["summary"][section].get(name)
+                    if theirs != value:
+                        raise DivergenceError(
+                            "Ranks %d and %d differ in %s '%s': %r here, %r there; start all ranks with the same settings"
+                            % (task.rank, rank, section, name, value, theirs)
+                        )
+        lines = control.agree("program lines", {"lines": ready.executable.lines})
+        reference = 0 if task.rank else next(r for r, o in enumerate(others) if o["key"] != mine["key"])
+        ours, theirs = first_difference(ready.executable.lines, [tuple(x) for x in lines[reference]["lines"]])
+        raise DivergenceError(
+            "Rank %d does not run the program that rank %d runs: the first difference is node '%s' (%s) here and node '%s' (%s) there. "
+            "Every rank must build the same graph and make the same run calls" % (task.rank, reference, ours[0], ours[1], theirs[0], theirs[1])
+        )
+
+    def synchronize(self) -> None:
+        """Make all replicas equal to the first one of the job in what was written outside training."""
+        with self._lock:
+            variables = sorted(self._dirty)
+            if self.plan.ranks > 1:
+                self._connect()
+                variables = Env.get().control.agree("synchronize", {"variables": variables})[0]["variables"]
+            if variables:
+                task = self._task()
+                name = "sync%d" % len(variables)
+                program = sync_program(self._index.whole(), variables, Task(plan=task.plan, rank=task.rank, devices=task.devices, key=name))
+                if program.targets:
+                    loaded = self.store.load(program, name)
+                    control = Env.get().control
+                    if control is not None:
+                        control.enter("synchronize", self._steps)
+                    try:
+                        self.store.callable_of(loaded)(*[_ZERO for _ in loaded.feeds])
+                    finally:
+                        if control is not None:
+                            control.leave()
+            self._dirty.clear()
+
+    # Compiling.
+
+    def _ready(self, call: Call, part: str, arrays: Sequence[np.ndarray]) -> Ready:
+        if call.traits.parallel:
+            plan = self.plan
+            parts = plan.devices_per_rank * (plan.batches_per_run if call.traits.trains else 1)
+            modes = modes_of(call.feeds, arrays, parts)
+        else:
+            parts, modes = 1, (SAME,) * len(call.feeds)
+        for spec, array, mode in zip(call.feeds, arrays, modes):
+            check(spec, array, mode, parts)
+        ready = call.ready.get((part, modes))
+        if ready is None:
+            with self._lock:
+                ready = call.ready.get((part, modes))
+                if ready is None:
+                    ready = self._compile(call, part, modes)
+                    call.ready[part, modes] = ready
+        return ready
+
+    def _compile(self, call: Call, part: str, modes: Tuple[str, ...]) -> Ready:
+        whole = self._index.whole()
+        signature = Signature(call.fetches, tuple(s.name for s in call.feeds), modes)
+        if self.plan.ranks > 1 and call.traits.parallel:
+            self._connect()
+        executable = compile_program(whole, signature, call.traits, self.plan, self._task(part))
+        task = executable.task
+        loaded = self.store.load(executable.program, task.key)
+        user = {s.name: i for i, s in enumerate(call.feeds)}
+        order = tuple(-1 if f.node == ANCHOR else user["%s:%d" % f.ref] for f in executable.program.feeds)
+        ended = None
+        if executable.collective and executable.draws:
+            last = self.store.load(ended_program(task.key, FLAG, executable.program.versions), "ended" + task.key)
+            ended = self.store.callable_of(last)
+        return Ready(executable, loaded, self.store.callable_of(loaded), order, ended)
+
+    def programs(self) -> Iterator[Program]:
+        """The programs compiled so far."""
+        for call in list(self._calls.values()):
+            for ready in list(call.ready.values()):
+                yield ready.executable.program
+
+    # Fetches and feeds of the user.
+
+    def _feed_items(self, feed_dict: Optional[Dict[Any, Any]]) -> Tuple[Tuple[str, ...], List[Any]]:
+        if not feed_dict:
+            return (), []
+        names: List[str] = []
+        values: List[Any] = []
+        for feed, value in feed_dict.items():
+            if isinstance(feed, tf.Tensor):
+                names.append(feed.name)
+                values.append(value)
+                continue
+            for tensor, part in compat.expand_feed(feed, value):
+                names.append(self.graph.as_graph_element(tensor, allow_operation=False).name)
+                values.append(part)
+        return tuple(names), values
+
+    def _call(self, fetches: Any, feeds: Tuple[str, ...]) -> Call:
+        key = (_fetch_key(fetches), feeds)
+        call = self._calls.get(key)
+        if call is None:
+            with self._lock:
+                call = self._calls.get(key)
+                if call is None:
+                    call = self._new_call(fetches, feeds)
+                    self._calls[key] = call
+        return call
+
+    def _new_call(self, fetches: Any, feeds: Tuple[str, ...]) -> Call:
+        with self.graph.as_default():
+            mapper = compat.fetch_mapper(fetches)
+        elements = mapper.unique_fetches()
+        names = tuple(e.name for e in elements)
+        specs = []
+        for name in feeds:
+            tensor = self.graph.get_tensor_by_name(name)
+            dtype = tensor.dtype.base_dtype.as_numpy_dtype
+            shape = tensor.shape
+            specs.append(FeedSpec(name, np.dtype(dtype), None if shape.ndims is None else tuple(shape.as_list())))
+        traits = traits_of(self._index.whole(), Signature(names, feeds, (SAME,) * len(feeds)))
+        return Call(mapper, names, tuple(specs), traits, (fetches, elements))
+
+    def make_callable(self, fetches: Any, feed_list: Optional[Sequence[Any]] = None, accept_options: bool = False) -> Callable[..., Any]:
+        """What `tf.Session.make_callable` does."""
+        feeds = list(feed_list or [])
+
+        def run(*values: Any, **keywords: Any) -> Any:
+            if len(values) != len(feeds):
+                raise TypeError("The callable takes %d feed values, got %d" % (len(feeds), len(values)))
+            options = keywords.pop("options", None)
+            metadata = keywords.pop("run_metadata", None)
+            if keywords or (not accept_options and (options is not None or metadata is not None)):
+                raise TypeError("The callable takes no such argument; make it with accept_options=True for options and run_metadata")
+            return self.run(fetches, dict(zip(feeds, values)), options, metadata)
+
+        self._call(fetches, self._feed_items({f: None for f in feeds})[0])
+        return run
+
+    def close(self) -> None:
+        """Free the programs and their state."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        self._calls.clear()
+
+
+def _fetch_key(fetches: Any) -> Any:
+    """A key under which the same nested fetch is found again."""
+    if isinstance(fetches, str):
+        return fetches
+    if isinstance(fetches, (list, tuple)):
+        return (type(fetches), tuple(_fetch_key(f) for f in fetches))
+    if isinstance(fetches, dict):
+        return (type(fetches), tuple((k, _fetch_key(v)) for k, v in fetches.items()))
+    return id(fetches)
+
+
+_ZERO = np.zeros((), np.int32)

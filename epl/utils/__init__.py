@@ -1,0 +1,1 @@
+"""Helpers that hold no state: names, constants, shapes."""

@@ -1,0 +1,73 @@
+"""Settings of all tests, and the pool of cases that run in their own processes."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+import pytest  # noqa: E402
+
+from tests.harness.pool import Outcome, Pool, Request, ranks_are_possible  # noqa: E402
+
+CASE_TIMEOUT = 1800
+"""Seconds for a test that may have to run the whole job of its group."""
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes minutes; runs only when a -m expression selects it")
+    config.addinivalue_line("markers", "ranks: needs mpirun and Horovod")
+
+
+def pytest_collection_modifyitems(config, items):
+    missing = ranks_are_possible()
+    for item in items:
+        requests = requests_of(item)
+        if any(one.processes > 1 for one in requests):
+            item.add_marker(pytest.mark.ranks)
+        if requests and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(CASE_TIMEOUT))
+        if missing and item.get_closest_marker("ranks"):
+            item.add_marker(pytest.mark.skip(reason=missing))
+    if not config.option.markexpr:
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        if slow:
+            config.hook.pytest_deselected(items=slow)
+            items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def requests_of(item):
+    """The cases that a test asks for by its parameters."""
+    found = []
+    for value in getattr(getattr(item, "callspec", None), "params", {}).values():
+        if isinstance(value, Request):
+            found.append(value)
+        elif isinstance(value, dict):
+            found += [one for one in value.values() if isinstance(one, Request)]
+    return found
+
+
+@pytest.fixture(scope="session")
+def pool(request):
+    """The cases of all tests that run in this session; jobs start when a result is first asked for."""
+    reporter = request.config.pluginmanager.getplugin("terminalreporter")
+    missing = ranks_are_possible()
+    cases = Pool(log=lambda text: reporter and request.config.option.verbose > 0 and reporter.write_line("    " + text))
+    for item in request.session.items:
+        for one in requests_of(item):
+            if not (missing and one.processes > 1):
+                cases.add(one)
+    yield cases
+    cases.close()
+
+
+@pytest.fixture
+def outcome(request, pool) -> Outcome:
+    """The results of one case; parametrize it with `cases` of `tests.harness.parametrize`."""
+    return pool.outcome(request.param)
+
+
+@pytest.fixture
+def outcomes(request, pool):
+    """The results of several cases by name."""
+    return {name: pool.outcome(one) for name, one in request.param.items()}

@@ -1,0 +1,1 @@
+"""Training under EPL against plain single-device training."""

@@ -1,0 +1,243 @@
+"""Gradient clipping and accumulation: H1, H6, rows 15, 51, 52, 85 to 87, 89 to 91, 96."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.equivalence.scripts import X, judge_variables, raises, regression, scalar
+from tests.harness.context import variables
+from tests.harness.parametrize import cases
+
+TOLERANCE = {"rel": 1e-5, "abs": 1e-6}
+ACCUMULATED = ("1x1-m2", "1x1-m2run")
+
+
+# --- H1 -----------------------------------------------------------------------------------
+
+
+def clipping(run, after_allreduce=False, aggregate_at="raw"):
+    """w after one step on gradients [[6, 8], [0, .5]] that are clipped to norm 1."""
+    with run.program({"communication.clip_after_allreduce": after_allreduce, "communication.aggregate_at": aggregate_at}):
+        g = tf.placeholder(tf.float32, [None, 2])
+        w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+        loss = tf.reduce_mean(tf.reduce_sum(w * g, 1))
+        clipped, _ = tf.clip_by_global_norm(tf.gradients(loss, [w]), 1.0)
+        train = tf.train.GradientDescentOptimizer(1.0).apply_gradients(zip(clipped, [w]))
+        with run.session() as session:
+            run.step(session, train, {g: np.float32([[6, 8], [0, 0.5]])})
+            return session.run(w)
+
+
+@cases(clipping, "1x1", "2x1", "1x2", *ACCUMULATED)
+def test_row_85_global_clip_sees_the_global_gradient(outcome):
+    for w in outcome.ranks:
+        np.testing.assert_allclose(w, [-0.57668316, -0.81696784], rtol=1e-5)
+
+
+@cases(clipping, "2x1", "1x2", *ACCUMULATED, after_allreduce=True)
+def test_row_86_clip_after_allreduce(outcome):
+    for w in outcome.ranks:
+        np.testing.assert_allclose(w, [-0.57668316, -0.81696784], rtol=1e-5)
+
+
+@cases(clipping, "2x1", "1x2", after_allreduce=True, aggregate_at="apply")
+def test_row_86_clip_after_allreduce_has_the_last_word(outcome):
+    for w in outcome.ranks:
+        np.testing.assert_allclose(w, [-0.57668316, -0.81696784], rtol=1e-5)
+
+
+@cases(clipping, "2x1", "1x2", aggregate_at="apply")
+def test_row_85_local_clip_as_in_the_original(outcome):
+    for w in outcome.ranks:
+        np.testing.assert_allclose(w, [-0.3, -0.65], rtol=1e-5)
+
+
+# --- H6 -----------------------------------------------------------------------------------
+
+
+def fixed_loss(run, positional=False):
+    """loss = (1 - w)^2 without any input: w and global step after each of the runs of two steps."""
+    with run.program():
+        w = scalar("w", 0)
+        loss = tf.square(1.0 - w)
+        step = tf.train.get_or_create_global_step()
+        optimizer = tf.train.GradientDescentOptimizer(0.01)
+        if positional:
+            train = optimizer.apply_gradients(optimizer.compute_gradients(loss), step)
+        else:
+            train = optimizer.minimize(loss, global_step=step)
+        seen = []
+        with run.session() as session:
+            for _ in range(2 * run.runs):
+                session.run(train)
+                seen.append(session.run([w, step]))
+    return [[float(w) for w, _ in seen], [int(step) for _, step in seen]]
+
+
+@cases(fixed_loss, "1x1-m2", "1x2-m2", "2x1-m2")
+def test_row_52_weights_and_step_move_on_the_last_run(outcome):
+    for w, step in outcome.ranks:
+        assert w == pytest.approx([0, 0.02, 0.02, 0.0396], **TOLERANCE)
+        assert step == [0, 1, 1, 2]
+
+
+@cases(fixed_loss, "1x1", "1x1-m2run", "1x2-m2run", "2x1-m2run")
+def test_row_52_one_run_is_one_step(outcome):
+    for w, step in outcome.ranks:
+        assert w == pytest.approx([0.02, 0.0396], **TOLERANCE)
+        assert step == [1, 2]
+
+
+@cases(fixed_loss, "1x1-m2", "2x1-m2run", positional=True)
+def test_row_87_positional_global_step(outcome):
+    for w, step in outcome.ranks:
+        assert w[-1] == pytest.approx(0.0396, **TOLERANCE) and step[-1] == 2
+
+
+def sparse_accumulation(run):
+    """A lookup with repeated rows, trained with Momentum."""
+    with run.program():
+        ids = tf.placeholder(tf.int32, [None])
+        table = tf.get_variable("table", [4, 2], initializer=tf.random_normal_initializer(seed=1))
+        loss = tf.reduce_mean(tf.square(tf.gather(table, ids) - 1.0))
+        train = tf.train.MomentumOptimizer(0.5, 0.9).minimize(loss, global_step=tf.train.get_or_create_global_step())
+        with run.session() as session:
+            for batch in ([0, 0, 1, 2], [2, 2, 2, 2], [3, 1, 1, 0]):
+                run.step(session, train, {ids: np.int32(batch)})
+            return variables(session)
+
+
+@cases(sparse_accumulation, *ACCUMULATED, "2x1-m2", "1x2-m2run", compare=True)
+def test_row_87_sparse_gradients_accumulate(outcome):
+    judge_variables(outcome)
+
+
+def updates(run, optimizer):
+    """w after each of three updates, the loss before each, and the step that a schedule saw in each run."""
+    with run.program():
+        x, w, loss, train, step = regression(run, optimizer)
+        seen_step = tf.train.exponential_decay(1.0, step, 1, 0.5)
+        history = {"w": [], "loss": [], "decay": []}
+        with run.session() as session:
+            for _ in range(3):
+                values = run.step(session, [loss, seen_step, train], {x: X})
+                history["loss"].append(float(np.mean([value[0] for value in values])))
+                history["decay"] += [float(value[1]) for value in values]
+                history["w"].append(float(session.run(w)))
+            history["step"] = int(session.run(step))
+    history["runs"] = run.runs
+    return history
+
+
+W = {"sgd": [0.45, 0.8325, 1.157625], "momentum": [0.45, 1.2375, 2.210625], "adam": [0.1, 0.19989696, 0.29961747]}
+
+
+def judge_updates(outcome, optimizer):
+    for rank in outcome.ranks:
+        assert rank["w"] == pytest.approx(W[optimizer], **TOLERANCE)
+        assert rank["step"] == 3
+
+
+@cases(updates, "1x1", *ACCUMULATED, "1x2", "2x1", "4x1", optimizer="sgd")
+def test_row_15_sgd_mean_of_means(outcome):
+    judge_updates(outcome, "sgd")
+
+
+@cases(updates, *ACCUMULATED, "1x2", "2x1", optimizer="momentum")
+def test_row_88_momentum(outcome):
+    judge_updates(outcome, "momentum")
+
+
+@cases(updates, *ACCUMULATED, "1x2", "2x1", "2x1-m2", "2x1-m2run", optimizer="adam")
+def test_row_89_adam_and_the_reported_loss(outcome):
+    judge_updates(outcome, "adam")
+    for rank in outcome.ranks:
+        assert rank["loss"] == pytest.approx([67.5, 63.075005, 58.80432], rel=1e-5)
+
+
+@cases(updates, "1x1", *ACCUMULATED, "1x2", "2x1", optimizer="adam")
+def test_row_51_schedules_see_updates(outcome):
+    for rank in outcome.ranks:
+        assert rank["decay"] == pytest.approx(list(np.repeat([1, 0.5, 0.25], rank["runs"])))
+
+
+# --- A10 ----------------------------------------------------------------------------------
+
+
+def moving_average(run):
+    """w and its moving average after each run of a train op that updates both."""
+    with run.program():
+        w = scalar("w", 0)
+        train = tf.train.GradientDescentOptimizer(0.01).minimize(tf.square(1.0 - w))
+        average = tf.train.ExponentialMovingAverage(0.5)
+        with tf.control_dependencies([train]):
+            both = average.apply([w])
+        shadow = average.average(w)
+        seen = []
+        with run.session() as session:
+            for _ in range(2 * run.runs):
+                session.run(both)
+                seen.append([float(value) for value in session.run([w, shadow])])
+    return seen
+
+
+@cases(moving_average, "1x1-m2", "1x2-m2", "2x1-m2")
+def test_row_90_moving_average_moves_once_per_update(outcome):
+    for seen in outcome.ranks:
+        assert np.ravel(seen) == pytest.approx([0, 0, 0.02, 0.01, 0.02, 0.01, 0.0396, 0.0248], **TOLERANCE)
+
+
+@cases(moving_average, "1x1", "1x1-m2run", "2x1", "1x2-m2run")
+def test_row_90_moving_average_in_one_run(outcome):
+    for seen in outcome.ranks:
+        assert np.ravel(seen) == pytest.approx([0.02, 0.01, 0.0396, 0.0248], **TOLERANCE)
+
+
+def apply_groups(run, groups, clip):
+    """A few layers with clipped gradients, applied in groups."""
+    with run.program({"optimizer.num_apply_group": groups}):
+        x = tf.placeholder(tf.float32, [None, 4])
+        h = x
+        for layer in range(4):
+            h = tf.layers.dense(h, 4, tf.tanh, kernel_initializer=tf.glorot_uniform_initializer(seed=layer), name="layer%d" % layer)
+        loss = tf.reduce_mean(tf.square(h - 1.0))
+        optimizer = tf.train.AdamOptimizer(0.01)
+        pairs = optimizer.compute_gradients(loss)
+        if clip == "norm":
+            pairs = [(tf.clip_by_norm(gradient, 0.05), variable) for gradient, variable in pairs]
+        else:
+            clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.05)
+            pairs = list(zip(clipped, [variable for _, variable in pairs]))
+        train = optimizer.apply_gradients(pairs, tf.train.get_or_create_global_step())
+        with run.session() as session:
+            for step in range(4):
+                run.step(session, train, {x: np.random.RandomState(step).randn(8, 4).astype(np.float32)})
+            return variables(session)
+
+
+@cases(apply_groups, "2x1", "1x1-m2", compare=True, groups=3, clip="norm")
+def test_row_91_apply_groups_keep_the_clip_by_norm(outcome):
+    judge_variables(outcome)
+
+
+@cases(apply_groups, "2x1", "1x1-m2", compare=True, groups=3, clip="global")
+def test_row_91_apply_groups_keep_the_global_clip(outcome):
+    judge_variables(outcome)
+
+
+def undividable(run):
+    """Six samples fed for four micro-batches."""
+    with run.program():
+        x, w, loss, train, _ = regression(run)
+        with run.session() as session:
+            with raises() as caught:
+                session.run(train, {x: np.float32([1, 2, 3, 4, 5, 6])})
+            return {"errors": caught, "w": float(session.run(w))}
+
+
+@cases(undividable, "1x1-m4run", "1x4")
+def test_row_96_undividable_feed_is_an_error(outcome):
+    for rank in outcome.ranks:
+        (error,) = rank["errors"]
+        assert "FeedError" in error["types"] and "x" in error["text"] and "6" in error["text"] and "4" in error["text"], error
+        assert rank["w"] == 0

@@ -1,0 +1,171 @@
+"""Batch normalisation, seeds and random ops: H4 (without recompute and SyncBN), rows 22, 63, 65 to 67."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.harness.context import variables
+from tests.harness.parametrize import cases, together
+from tests.harness.pool import request
+
+X = np.float32([[1], [2], [3], [6]])
+TARGET = np.float32([[0], [1], [0], [2]])
+
+
+def batch_norm(run, steps, policy="mean"):
+    """H4: the loss of each step, and all variables after it."""
+    with run.program({"communication.statistics_reduce": policy}):
+        x, t = tf.placeholder(tf.float32, [None, 1]), tf.placeholder(tf.float32, [None, 1])
+        out = tf.layers.batch_normalization(x, momentum=0.9, training=True, name="bn")
+        loss = tf.reduce_mean(tf.square(out - t))
+        run.merge(loss)
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        history = []
+        with run.session() as session:
+            for _ in range(steps):
+                (value,) = run.train(session, loss, train, [{x: X, t: TARGET}])
+                found = {name.split("/")[-1]: float(np.ravel(value)[0]) for name, value in variables(session).items() if "accum" not in name}
+                history.append(dict(found, loss=value))
+        return history
+
+
+def statistics(outcome, step=0):
+    return [(rank[step]["moving_mean"], rank[step]["moving_variance"]) for rank in outcome.ranks]
+
+
+@cases(batch_norm, "1x1", steps=2)
+def test_row_65_one_device(outcome):
+    first, second = outcome.ranks[0]
+    assert first == pytest.approx({"loss": 0.91359895, "moving_mean": 0.3, "moving_variance": 1.25, "gamma": 0.93366867, "beta": 0.15}, rel=1e-5)
+    assert second == pytest.approx({"loss": 0.67149925, "moving_mean": 0.57, "moving_variance": 1.475, "gamma": 0.8805998, "beta": 0.27}, rel=1e-5)
+
+
+@cases(batch_norm, "1x1-m2", "1x1-m2run", steps=1)
+def test_row_65_one_update_per_micro_batch_in_order(outcome):
+    for found in statistics(outcome):
+        assert found == pytest.approx((0.585, 1.0575), rel=1e-5)
+
+
+@cases(batch_norm, "1x2", "2x1", steps=1)
+def test_row_63_statistics_are_averaged_over_replicas(outcome):
+    for found in statistics(outcome):
+        assert found == pytest.approx((0.30, 1.025), rel=1e-5)
+
+
+@cases(batch_norm, "1x2", "2x1", steps=1, policy="first")
+def test_row_63_statistics_of_the_first_replica(outcome):
+    for found in statistics(outcome):
+        assert found == pytest.approx((0.15, 0.925), rel=1e-5)
+
+
+@cases(batch_norm, "2x1", "1x2", "2x1-m2", "2x1-m2run", "2x2", steps=3)
+def test_row_63_replicas_stay_equal(outcome):
+    first = outcome.ranks[0]
+    for rank in outcome.ranks[1:]:
+        assert rank == first
+    assert len({step["moving_mean"] for step in first}) == 3 and all(np.isfinite(list(step.values())).all() for step in first)
+
+
+def evaluated(run):
+    """Train a net with batch normalisation, then evaluate with the moving statistics on data that all ranks share."""
+    random = np.random.RandomState(3)
+    with run.program():
+        x = tf.placeholder(tf.float32, [None, 4])
+
+        def net(training):
+            with tf.variable_scope("net", reuse=tf.AUTO_REUSE):
+                h = tf.layers.dense(x, 4, tf.nn.relu, kernel_initializer=tf.glorot_uniform_initializer(seed=1), name="hidden")
+                return tf.layers.batch_normalization(h, momentum=0.9, training=training, name="bn")
+
+        loss = tf.reduce_mean(tf.square(net(True) - 1.0))
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            train = tf.train.AdamOptimizer(0.01).minimize(loss)
+        evaluation = tf.reduce_mean(tf.square(net(False) - 1.0))
+        with run.session() as session:
+            for _ in range(5):
+                run.step(session, train, {x: random.randn(8, 4).astype(np.float32)})
+            return float(session.run(evaluation, {x: np.ones([8, 4], np.float32)}))
+
+
+@cases(evaluated, "2x1", "2x2", "2x1-m2run")
+def test_row_22_ranks_evaluate_alike(outcome):
+    first = outcome.ranks[0]
+    assert np.isfinite(first) and all(rank == first for rank in outcome.ranks)
+
+
+def same_seed(run):
+    """With one graph seed: the initial weight (drawn by an op without own seed), and the record numbers read first."""
+    with run.program(seed=1):
+        w = tf.get_variable("w", [3, 3], initializer=tf.glorot_uniform_initializer())
+        records = tf.data.Dataset.range(32).shard(run.ranks, run.rank).shuffle(32, seed=5).batch(4)
+        number = run.next_batch(records)
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(w * tf.reduce_mean(tf.cast(number, tf.float32))))
+        with run.session() as session:
+            before = session.run(w)
+            read = [session.run([number, train])[0].tolist() for _ in range(3)]
+        return {"w": before, "read": read}
+
+
+@cases(same_seed, "2x1", compare=True)
+def test_row_66_same_weights_other_data(outcome):
+    first, second = outcome.ranks
+    np.testing.assert_array_equal(first["w"], second["w"])
+    np.testing.assert_array_equal(first["w"], outcome.plain["w"])
+    numbers = [set(np.ravel(rank["read"])) for rank in outcome.ranks]
+    assert len(numbers[0]) == len(numbers[1]) == 12 and not numbers[0] & numbers[1]
+
+
+def masks(run, op_seed=11):
+    """Dropout masks of three steps, [step, user batch, 64], in the order of the global batch; the rank's own ones."""
+    with run.program(seed=3):
+        x = tf.placeholder(tf.float32, [None, 64])
+        w = tf.get_variable("w", [64], initializer=tf.ones_initializer())
+        dropped = tf.nn.dropout(x, rate=0.5, seed=op_seed)
+        mask = tf.cast(tf.not_equal(dropped, 0.0), tf.int32)
+        run.merge(mask, "LOCAL_CONCAT_OBJECTS" if run.layout.devices == 1 else "GLOBAL_CONCAT_OBJECTS")
+        train = tf.train.GradientDescentOptimizer(0.0).minimize(tf.reduce_mean(dropped * w))
+        ones = np.ones([run.layout.batches, 64], np.float32)
+        with run.session() as session:
+            return [np.concatenate([values[0] for values in run.step(session, [mask, train], {x: ones})]) for _ in range(3)]
+
+
+def rows_of(outcome):
+    """The masks of all replicas: those of rank after rank, or the merged ones."""
+    return [np.concatenate(step) for step in zip(*outcome.ranks)]
+
+
+DROPOUT = {layout: request(masks, layout) for layout in ("1x2", "2x1", "1x2-m2run", "2x1-m2run", "1x1-m4run")}
+
+
+@together(**DROPOUT)
+def test_row_67_every_replica_and_micro_batch_has_its_own_mask(outcomes):
+    for layout, outcome in outcomes.items():
+        steps = rows_of(outcome)
+        rows = np.concatenate(steps)
+        assert len(np.unique(rows, axis=0)) == len(rows), "a mask repeats in %s" % layout
+        assert 0.3 < rows.mean() < 0.7
+
+
+@together(**DROPOUT)
+def test_row_67_masks_do_not_depend_on_ranks(outcomes):
+    for one, other in (("1x2", "2x1"), ("1x2-m2run", "2x1-m2run")):
+        for step, (first, second) in enumerate(zip(rows_of(outcomes[one]), rows_of(outcomes[other]))):
+            np.testing.assert_array_equal(first, second, err_msg="%s and %s in step %d" % (one, other, step))
+
+
+def masks_again(run):
+    return [masks(run), masks(run)]
+
+
+@cases(masks_again, "1x2", "2x1", "2x1-m2run")
+def test_row_67_masks_are_reproducible(outcome):
+    for first, second in outcome.ranks:
+        np.testing.assert_array_equal(first, second)
+
+
+@together(plain=request(masks, "1x1", plain=True), epl=request(masks, "1x2"))
+def test_row_67_first_replica_has_the_plain_mask(outcomes):
+    """Clone 0 keeps the seed of the script."""
+    for plain, epl in zip(outcomes["plain"].ranks[0], outcomes["epl"].ranks[0]):
+        np.testing.assert_array_equal(plain[0], epl[0])

@@ -1,0 +1,220 @@
+"""Numbers against a single device: rows 13, 14, 16 to 18, 21 to 23, 109, 111."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.equivalence.scripts import X, judge_variables, regression, scalar
+from tests.harness.context import variables
+from tests.harness.parametrize import cases, together
+from tests.harness.pool import request
+
+
+def one_gradient(run, method="mean"):
+    """loss = mean(w x), x = [1, 3 | 5, 7]: the gradient that is fetched and the one that is applied."""
+    with run.program({"communication.gradients_reduce_method": method}):
+        x = tf.placeholder(tf.float32, [None])
+        w = scalar("w", 1)
+        optimizer = tf.train.GradientDescentOptimizer(1.0)
+        ((gradient, _),) = pairs = optimizer.compute_gradients(tf.reduce_mean(w * x))
+        train = optimizer.apply_gradients(pairs)
+        with run.session() as session:
+            fetched = run.step(session, [gradient, train], {x: np.float32([1, 3, 5, 7])})
+            return {"fetched": float(fetched[-1][0]), "applied": 1 - float(session.run(w))}
+
+
+@cases(one_gradient, "1x1", "1x2", "2x1", "1x1-m2run", "2x2")
+def test_row_13_fetched_and_applied_gradient_are_global(outcome):
+    for rank in outcome.ranks:
+        assert rank == pytest.approx({"fetched": 4, "applied": 4}, rel=1e-5)
+
+
+@cases(one_gradient, "1x1-m2", "2x1-m2")
+def test_row_13_accumulated_gradient(outcome):
+    for rank in outcome.ranks:
+        assert rank["applied"] == pytest.approx(4, rel=1e-5)
+
+
+@cases(one_gradient, "1x2", "2x1", method="sum")
+def test_row_14_sum_over_two_replicas(outcome):
+    for rank in outcome.ranks:
+        assert rank["applied"] == pytest.approx(8, rel=1e-5)
+
+
+@cases(one_gradient, "2x2", method="sum")
+def test_row_14_sum_over_four_replicas(outcome):
+    for rank in outcome.ranks:
+        assert rank["applied"] == pytest.approx(16, rel=1e-5)
+
+
+def unseeded(run):
+    """All variables after the initialisation and after one step, without any seed."""
+    with run.program(seed=0):
+        x = tf.placeholder(tf.float32, [None, 4])
+        h = tf.layers.dense(tf.layers.batch_normalization(x, training=True), 3, name="dense")
+        noise = tf.get_variable("noise", [5], initializer=tf.random_uniform_initializer(), trainable=False)
+        step = tf.train.get_or_create_global_step()
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            train = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(tf.square(h)) * noise[0], global_step=step)
+        with run.session() as session:
+            before = variables(session)
+            run.step(session, train, {x: np.random.RandomState(0).randn(8, 4).astype(np.float32)})
+            return {"before": before, "after": variables(session)}
+
+
+@cases(unseeded, "2x1", "4x1", "2x2")
+def test_row_16_replicas_start_equal_and_stay_equal(outcome):
+    first = outcome.ranks[0]
+    assert {"global_step", "noise", "beta1_power", "dense/kernel/Adam"} <= set(first["before"])
+    for rank in outcome.ranks[1:]:
+        for when in ("before", "after"):
+            for name, value in first[when].items():
+                np.testing.assert_array_equal(rank[when][name], value, err_msg="%s, %s" % (name, when))
+
+
+def unequal(run, shares):
+    """Ranks feed different numbers of samples."""
+    with run.program():
+        x, w, loss, train, _ = regression(run)
+        start = sum(shares[: run.rank])
+        batch = X if run.plain else X[start : start + shares[run.rank]]
+        with run.session() as session:
+            value, _ = session.run([loss, train], {x: batch})
+            return {"w": float(session.run(w)), "loss": float(value)}
+
+
+@cases(unequal, "2x1", shares=(3, 1))
+def test_row_17_every_sample_weighs_the_same(outcome):
+    for rank in outcome.ranks:
+        assert rank["w"] == pytest.approx(0.45, rel=1e-5)
+        assert rank["loss"] == pytest.approx(67.5, rel=1e-5)
+
+
+@cases(unequal, "4x1", shares=(1, 1, 1, 1))
+def test_row_17_equal_shares(outcome):
+    for rank in outcome.ranks:
+        assert rank["w"] == pytest.approx(0.45, rel=1e-5)
+
+
+def regularized(run):
+    """A mean over the data and a penalty on the weight: w = 2, y = 3x, penalty 0.1 w^2."""
+    with run.program():
+        x = tf.placeholder(tf.float32, [None])
+        w = scalar("w", 2, regularizer=lambda value: 0.1 * tf.square(value))
+        tf.losses.mean_squared_error(3.0 * x, w * x)
+        loss = tf.losses.get_total_loss()
+        run.merge(loss)
+        train = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
+        with run.session() as session:
+            (value,) = run.train(session, loss, train, [{x: X}])
+            return {"loss": value, "w": float(session.run(w))}
+
+
+@cases(regularized, "1x1", "1x2", "2x1", "2x2", "1x1-m2", "1x1-m2run", "2x1-m2run")
+def test_row_18_a_penalty_counts_once(outcome):
+    for rank in outcome.ranks:
+        assert rank == pytest.approx({"loss": 7.9, "w": 2.146}, rel=1e-5)
+
+
+def small_net(run):
+    """Six steps of a two-layer net on twelve samples a step."""
+    with run.program():
+        x = tf.placeholder(tf.float32, [None, 3])
+        h = tf.layers.dense(x, 4, tf.tanh, kernel_initializer=tf.glorot_uniform_initializer(seed=1), name="hidden")
+        out = tf.layers.dense(h, 1, kernel_initializer=tf.glorot_uniform_initializer(seed=2), name="out")
+        loss = tf.reduce_mean(tf.square(out[:, 0] - x[:, 0] * x[:, 1]))
+        run.merge(loss)
+        train = tf.train.AdamOptimizer(0.01).minimize(loss)
+        with run.session() as session:
+            losses = run.train(session, loss, train, [{x: np.random.RandomState(k).randn(24, 3).astype(np.float32)} for k in range(6)])
+            return dict(variables(session), losses=losses)
+
+
+GRID = ("1x2", "1x3", "2x1", "2x2", "2x3") + tuple("%dx%d-m%d%s" % (ranks, devices, m, how) for ranks in (1, 2) for devices in (1, 2)
+                                                   for m in (2, 3) for how in ("", "run"))  # fmt: skip
+
+
+@together(plain=request(small_net, "1x1", plain=True), **{layout: request(small_net, layout) for layout in GRID})
+def test_row_21_results_do_not_depend_on_the_layout(outcomes):
+    expected = outcomes["plain"].ranks[0]
+    for layout, outcome in outcomes.items():
+        for rank in outcome.ranks:
+            for name, value in expected.items():
+                np.testing.assert_allclose(rank[name], value, rtol=0, atol=1e-6, err_msg="%s in %s" % (name, layout))
+
+
+def second_order(run):
+    """mean(f) + mean((df/dx)^2) with f = w x^2."""
+    with run.program():
+        x = tf.placeholder(tf.float32, [None])
+        w = scalar("w", 1)
+        f = w * tf.square(x)
+        loss = tf.reduce_mean(f) + tf.reduce_mean(tf.square(tf.gradients(f, x)[0]))
+        run.merge(loss)
+        train = tf.train.GradientDescentOptimizer(0.001).minimize(loss)
+        with run.session() as session:
+            (value,) = run.train(session, loss, train, [{x: np.float32([1, 2, 3, 4])}])
+            return {"loss": value, "w": float(session.run(w))}
+
+
+@cases(second_order, "1x1", "1x2", "2x1", "4x1", "1x1-m2", "1x1-m2run", "2x1-m2run")
+def test_row_23_gradients_inside_the_loss_are_forward_code(outcome):
+    for rank in outcome.ranks:
+        assert rank == pytest.approx({"loss": 37.5, "w": 0.9325}, rel=1e-5)
+
+
+def branches(run, steps):
+    """Six branches whose gradients are ready in an order that differs from rank to rank and step to step."""
+    random = np.random.RandomState(run.rank)
+
+    def dawdle(value):
+        time.sleep(random.rand() * 0.004)
+        return value
+
+    with run.program():
+        x = tf.placeholder(tf.float32, [None, 6])
+        losses = []
+        for number in range(6):
+            w = tf.get_variable("w%d" % number, [1], initializer=tf.ones_initializer())
+            slow = tf.py_func(dawdle, [x[:, number]], tf.float32, stateful=False)
+            slow.set_shape([None])
+            losses.append(tf.reduce_mean(tf.square(w * slow - 2.0)))
+        loss = tf.add_n(losses)
+        run.merge(loss)
+        train = tf.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
+        batches = np.random.RandomState(7).randn(steps, 4, 6).astype(np.float32)
+        with run.session() as session:
+            losses = run.train(session, loss, train, [{x: batch} for batch in batches])
+            return dict(variables(session), losses=losses)
+
+
+@cases(branches, "2x1", "2x2", compare=True, steps=40)
+def test_row_109_independent_branches_in_any_order(outcome):
+    judge_variables(outcome)
+
+
+@pytest.mark.slow
+@cases(branches, "4x1", compare=True, steps=200)
+def test_row_109_many_steps(outcome):
+    judge_variables(outcome)
+
+
+def twice(run):
+    """The same training under two `epl.init` in one process."""
+    histories = []
+    for _ in range(2):
+        with run.program():
+            x, w, loss, train, _ = regression(run, "adam")
+            with run.session() as session:
+                losses = run.train(session, loss, train, [{x: X}] * 3)
+                histories.append(losses + [float(session.run(w))])
+    return histories
+
+
+@cases(twice, "1x2", "2x1", "2x1-m2")
+def test_row_111_two_inits_in_one_process(outcome):
+    for rank in outcome.ranks:
+        for history in rank:
+            assert history == pytest.approx([67.5, 63.075005, 58.80432, 0.29961747], rel=1e-5)

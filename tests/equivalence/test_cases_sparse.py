@@ -1,0 +1,98 @@
+"""Sparse gradients, partitioned variables, tables: rows 59 to 62."""
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from tests.equivalence.scripts import judge_variables
+from tests.harness.context import variables
+from tests.harness.parametrize import cases
+
+VOCABULARY = 50
+
+
+def ids_of(step, kind):
+    """[8, 3] word numbers of a global batch."""
+    if kind == "same":
+        return np.zeros([8, 3], np.int32)
+    return np.random.RandomState(step).randint(0, VOCABULARY, (8, 3)).astype(np.int32)
+
+
+def lookup(run, optimizer="adam", kind="random", dense=False, tied=False, partitions=0):
+    """Train an embedding: optionally shared with the output layer, or in partitions."""
+    with run.program({"communication.sparse_as_dense": dense}):
+        ids = tf.placeholder(tf.int32, [None, 3])
+        partitioner = tf.fixed_size_partitioner(partitions) if partitions else None
+        table = tf.get_variable("table", [VOCABULARY, 4], initializer=tf.random_normal_initializer(seed=1), partitioner=partitioner)
+        h = tf.reduce_mean(tf.nn.embedding_lookup(table, ids), 1)
+        h = tf.layers.dense(h, 4, tf.tanh, kernel_initializer=tf.glorot_uniform_initializer(seed=2), name="hidden")
+        if tied:
+            logits = tf.matmul(h, table, transpose_b=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids[:, 0], logits=logits))
+        else:
+            loss = tf.reduce_mean(tf.square(h - 0.5))
+        run.merge(loss)
+        rule = {"adam": tf.train.AdamOptimizer(0.05), "momentum": tf.train.MomentumOptimizer(0.1, 0.9), "adagrad": tf.train.AdagradOptimizer(0.1)}
+        train = rule[optimizer].minimize(loss, global_step=tf.train.get_or_create_global_step())
+        with run.session() as session:
+            losses = run.train(session, loss, train, [{ids: ids_of(step, kind)} for step in range(5)])
+            return dict(variables(session), losses=losses)
+
+
+@cases(lookup, "1x2", "2x1", "2x1-m2run", compare=True, dense=True)
+def test_row_59_sparse_as_dense(outcome):
+    judge_variables(outcome)
+
+
+@cases(lookup, "1x2", "2x1", "4x1", compare=True, dense=False, optimizer="momentum")
+def test_row_59_sparse(outcome):
+    judge_variables(outcome)
+
+
+@cases(lookup, "1x2", "2x1", "2x1-m2", "2x1-m2run", compare=True, tied=True)
+def test_row_60_tied_softmax_and_embedding(outcome):
+    judge_variables(outcome)
+
+
+@cases(lookup, "2x1", compare=True, tied=True, dense=True)
+def test_row_60_tied_and_sparse_as_dense(outcome):
+    judge_variables(outcome)
+
+
+@cases(lookup, "1x2", "2x1", "2x1-m2run", compare=True, kind="same", optimizer="adagrad")
+def test_row_61_one_row_looked_up_by_all(outcome):
+    judge_variables(outcome)
+
+
+@cases(lookup, "1x1-m2", "1x1-m2run", "2x1-m2", compare=True, optimizer="adagrad")
+def test_row_62_sparse_and_accumulation(outcome):
+    judge_variables(outcome)
+
+
+@cases(lookup, "1x2", "2x1", "2x1-m2", compare=True, partitions=3)
+def test_row_62_partitioned_variable(outcome):
+    judge_variables(outcome)
+
+
+def strings_and_tables(run):
+    """A variable of strings, and a lookup table on the way to the loss."""
+    with run.program():
+        words = tf.placeholder(tf.string, [None])
+        name = tf.get_variable("name", initializer=tf.constant("a word"), trainable=False, use_resource=True)
+        keys = tf.lookup.KeyValueTensorInitializer(tf.constant(["one", "two", "three"]), tf.constant([1.0, 2.0, 3.0]))
+        numbers = tf.lookup.StaticHashTable(keys, -1.0).lookup(words)
+        w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+        loss = tf.reduce_mean(tf.square(w * numbers - 2.0))
+        run.merge(loss)
+        train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+        with run.session() as session:
+            batch = np.array(["one", "two", "three", "none"])
+            losses = run.train(session, loss, train, [{words: batch}] * 3)
+            return {"name": session.run(name), "values": {"w": np.float32(session.run(w)), "losses": losses}}
+
+
+@cases(strings_and_tables, "1x2", "2x1", "2x1-m2run", compare=True)
+def test_row_62_string_variables_and_tables(outcome):
+    for rank in outcome.ranks:
+        assert rank["name"] == "a word"
+        for name, value in outcome.plain["values"].items():
+            np.testing.assert_allclose(rank["values"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -1,0 +1,137 @@
+"""How a case runs in this process: plainly, or as one rank of a layout under EPL."""
+
+import contextlib
+import os
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from tests.harness import data
+from tests.harness.layouts import Layout
+
+STALL_TIMEOUT = 30
+
+
+class Run:
+    """One case on one rank. A case is a function of a `Run`; it must make all its choices from it.
+
+    plain:  no EPL; this process is alone and consumes the whole global batch
+    layout: the layout under EPL, also when `plain` (it says how many user batches a step has)
+    rank:   number of this process, `ranks` how many there are
+    folder: a folder of this case that all ranks share
+    """
+
+    def __init__(self, layout: Layout, rank: int, plain: bool, folder: str):
+        self.layout = layout
+        self.rank = 0 if plain else rank
+        self.ranks = 1 if plain else layout.ranks
+        self.plain = plain
+        self.folder = folder
+
+    @property
+    def runs(self) -> int:
+        """Runs of the training op per step."""
+        return 1 if self.plain else self.layout.runs
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    # --- programs -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def program(
+        self,
+        config: Optional[Dict[str, Any]] = None,
+        annotate: str = "default",
+        seed: int = 1,
+        resource: bool = True,
+        control_flow_v2: bool = False,
+    ) -> Iterator[tf.Graph]:
+        """A fresh graph, under EPL with a fresh configuration.
+
+        annotate: "default" sets a default strategy, "scope" leaves it to `scope()`, "none" annotates nothing.
+        """
+        (tf.enable_resource_variables if resource else tf.disable_resource_variables)()
+        (tf.enable_control_flow_v2 if control_flow_v2 else tf.disable_control_flow_v2)()
+        self._annotate = annotate
+        with tf.Graph().as_default() as graph:
+            if not self.plain:
+                self._init(config or {})
+            if seed:
+                tf.set_random_seed(seed)
+            yield graph
+
+    def _init(self, config: Dict[str, Any]) -> None:
+        import epl
+
+        values = {
+            "cluster.devices_per_worker": self.layout.devices,
+            "cluster.stall_timeout": STALL_TIMEOUT,
+            "pipeline.num_micro_batch": self.layout.m,
+            "pipeline.accumulate_in_run": self.layout.accumulate_in_run,
+        }
+        values.update(config)
+        epl.init(epl.Config(values))
+        if self._annotate == "default":
+            epl.set_default_strategy(epl.replicate(1))
+
+    def scope(self) -> Any:
+        """The scope of the model when the program is annotated by scopes, else nothing."""
+        if self.plain or self._annotate != "scope":
+            return contextlib.nullcontext()
+        import epl
+
+        return epl.replicate(device_count=1)
+
+    def merge(self, tensor: tf.Tensor, how: str = "GLOBAL_MEAN_OBJECTS") -> tf.Tensor:
+        """Let fetches of the tensor be merged over micro-batches and all replicas."""
+        if not self.plain:
+            import epl
+
+            epl.add_to_collection(tensor, getattr(epl.GraphKeys, how))
+        return tensor
+
+    def session(self, initialize: bool = True) -> tf.Session:
+        """A `tf.Session` on the default graph with variables, tables and iterators initialised."""
+        session = tf.Session()
+        if initialize:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer()])
+        return session
+
+    # --- inputs ---------------------------------------------------------------------------
+
+    def local(self, array: Any, run: int = 0) -> np.ndarray:
+        """This process's part of a global array in the `run`-th run of a step."""
+        array = np.asarray(array)
+        return array if self.plain else data.local_part(array, self.layout, self.rank, run)
+
+    def dataset(self, steps: Sequence[data.Arrays]) -> tf.data.Dataset:
+        """The user's batches of this process over all steps (a list of global batches)."""
+        if self.plain:
+            stream, size = data.local_stream(steps, Layout(), 0)
+        else:
+            stream, size = data.local_stream(steps, self.layout, self.rank)
+        return tf.data.Dataset.from_tensor_slices(stream).batch(size)
+
+    def next_batch(self, dataset: tf.data.Dataset) -> Any:
+        """The next element of a dataset whose iterator is initialised with the tables."""
+        iterator = tf.data.make_initializable_iterator(dataset)
+        tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+        return iterator.get_next()
+
+    # --- training -------------------------------------------------------------------------
+
+    def step(self, session: Any, fetches: Any, feeds: Optional[Dict[tf.Tensor, Any]] = None) -> List[Any]:
+        """One training step on a global batch: the fetched values of each of its runs."""
+        return [session.run(fetches, {key: self.local(value, run) for key, value in (feeds or {}).items()}) for run in range(self.runs)]
+
+    def train(self, session: Any, loss: tf.Tensor, train: Any, steps: Sequence[Dict[tf.Tensor, Any]]) -> List[float]:
+        """Steps on global batches: the loss of each step, averaged over the runs of the step."""
+        return [float(np.mean([values[0] for values in self.step(session, [loss, train], feeds)])) for feeds in steps]
+
+
+def variables(session: Any) -> Dict[str, np.ndarray]:
+    """The values of all global variables by name."""
+    tensors = tf.global_variables()
+    return {variable.op.name: np.asarray(value) for variable, value in zip(tensors, session.run(tensors))}
