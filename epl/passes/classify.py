@@ -96,7 +96,7 @@ class Classify(Pass):
         touched = _touched_variables(program)
         gradients = training_gradients(program, task)
         above = program.ancestors({r[0] for r in gradients})
-        apply = _after(program, gradients, above)
+        apply = _after(program, gradients, above, touched)
         forward = program.ancestors([n.name for n in order if n.name not in above and n.name not in apply] + _losses(program, above))
         phases = {}
         for node in order:
@@ -141,21 +141,24 @@ def _touched_variables(program: Program) -> Dict[str, Tuple[str, ...]]:
     return touched
 
 
-def _after(program: Program, gradients: Dict[Ref, GradientTag], above: Dict[str, None]) -> Set[str]:
-    """What depends on the gradients and is not needed for them."""
+def _after(program: Program, gradients: Dict[Ref, GradientTag], above: Dict[str, None], touched: Dict[str, Tuple[str, ...]]) -> Set[str]:
+    """What depends on the gradients and is not needed for them, and other updates of the same state."""
     stack: List[str] = []
-    names = {r[0] for r in gradients}
-    for name in names:
+    for name in {r[0] for r in gradients}:
         for consumer, index in program.consumers.get(name, ()):
             if consumer not in above and (index < 0 or (name, index) in gradients):
                 stack.append(consumer)
     found: Set[str] = set()
+    writers = {n: vs[0] for n, vs in touched.items() if op_table.writes_state(program.nodes[n].op) and n not in above}
     while stack:
-        name = stack.pop()
-        if name in found:
-            continue
-        found.add(name)
-        stack.extend(c for c, _ in program.consumers.get(name, ()) if c not in above)
+        while stack:
+            name = stack.pop()
+            if name not in found:
+                found.add(name)
+                stack.extend(c for c, _ in program.consumers.get(name, ()) if c not in above)
+        # Adam decays its moments before the sparse gradient is added: that is part of the update.
+        updated = {variable for name, variable in writers.items() if name in found}
+        stack.extend(n for n, variable in writers.items() if variable in updated and n not in found)
     return found
 
 

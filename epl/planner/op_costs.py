@@ -334,6 +334,16 @@ def _part(ins: Specs, outs: Specs) -> Tuple[int, int]:
     return written + sum(map(_bytes, ins[1:])), written
 
 
+def _folded(ins: Specs, outs: Specs) -> Tuple[int, int]:
+    """The handful of axes of a reduction is left out; how many there are may be known only when it runs."""
+    return _bytes(ins[0]), sum(map(_bytes, outs))
+
+
+def _without_reserve(ins: Specs, outs: Specs) -> Tuple[int, int]:
+    """All but the sixth tensor, a batch norm's reserve space, whose shape is known only when it runs."""
+    return sum(map(_bytes, ins[:5])), sum(map(_bytes, outs[:5]))
+
+
 def _picked_rows(ins: Specs, outs: Specs) -> Tuple[int, int]:
     return _bytes(_rows(ins)) + sum(map(_bytes, ins[1:])), sum(map(_bytes, outs))
 
@@ -369,6 +379,8 @@ BYTE_RULES = _byte_table(
     ),
     ("Gather GatherV2 GatherNd ResourceGather ResourceGatherNd Slice StridedSlice", _part),
     ("SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN", _picked_rows),
+    ("Sum Prod Max Min Mean All Any ArgMax ArgMin EuclideanNorm", _folded),
+    ("FusedBatchNormV3 FusedBatchNormGradV3", _without_reserve),
     ("Assign AssignVariableOp", lambda ins, outs: (_bytes(ins[1]), _bytes(ins[1]))),
     ("AssignAdd AssignSub AssignAddVariableOp AssignSubVariableOp", _update(0, 1)),
     ("ScatterAdd ScatterSub ResourceScatterAdd ResourceScatterSub", _update(0, 2)),

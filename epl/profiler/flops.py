@@ -1,8 +1,9 @@
 """Floating-point operations of a graph, counted from its ops and shapes.
 
 The numbers come from the graph, not from a trace: an op counts once whether a run
-executed it or not, an op in a loop's body counts once, a branch counts as its most
-expensive side. What counts as an operation is defined in `epl.planner.op_costs`.
+executed it or not, and so do the ops in a loop's body and on both sides of a v1 cond.
+An `If` counts as its most expensive branch. What counts as an operation is defined
+in `epl.planner.op_costs`.
 """
 
 import collections

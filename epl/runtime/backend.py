@@ -1,5 +1,6 @@
 """The connected job: Horovod, started once per process, and what EPL asks of it outside of programs."""
 
+import atexit
 import os
 import struct
 import threading
@@ -16,7 +17,7 @@ CYCLE_TIME_MS = "0.5"
 
 _HEADER = struct.Struct("<q")
 _INSTALL = (
-    "install it with: pip install 'pyepl[horovod]' (it is compiled against the installed TensorFlow; `make -s python` of EPL's repository shows how), "
+    "install it with: pip install 'pyepl[horovod]' (it is compiled against the installed TensorFlow; EPL's repository does it by `make -s python`), "
     "or start one process only"
 )
 
@@ -33,7 +34,7 @@ class Backend:
         self._rendezvous = rendezvous
         self._lock = threading.RLock()
         self._sets: Dict[Tuple[int, ...], int] = {}
-        self._exchange: Optional["_Exchange"] = None
+        self._exchange: Optional[_Exchange] = None
         self._open = True
 
     @classmethod
@@ -66,11 +67,11 @@ class Backend:
         found = (self.rank, self.size)
         if found == (ranks.rank, ranks.size):
             return
-        self.shutdown(failing=True)
+        self.shutdown(wait=False)
         raise BackendError(
-            "the launcher announced rank %d of %d (found by %s), but Horovod is rank %d of %d: it was built without this launcher's MPI, or another MPI "
-            "is loaded. Use the mpirun that Horovod was built with (`horovodrun --check-build` lists what it can do), or epl-launch, which needs no MPI"
-            % ((ranks.rank, ranks.size, ranks.launcher) + found)
+            "the launcher announced rank %d of %d (found by %s), but Horovod is rank %d of %d: it was built without this launcher's MPI, or another "
+            "MPI is loaded. Use the mpirun that Horovod was built with (`horovodrun --check-build` lists what it can do), or epl-launch, which needs "
+            "no MPI" % ((ranks.rank, ranks.size, ranks.launcher) + found)
         )
 
     @property
@@ -131,16 +132,16 @@ class Backend:
         except Exception as error:
             raise BackendError("Horovod can't form a process set of the ranks %s: %s" % (list(key), error)) from error
 
-    def shutdown(self, failing: bool = False) -> None:
-        """Stop Horovod, after a barrier unless this rank is failing.
+    def shutdown(self, wait: bool = True) -> None:
+        """Stop Horovod, after a barrier unless `wait` is False (this rank fails, or all have already met).
 
-        The barrier is needed because the first rank that leaves takes the process sets of all others with it.
+        All must have ended their collectives before: the first rank that leaves takes the process sets of all others with it.
         """
         with self._lock:
             if not self._open:
                 return
             self._open = False
-            if not failing:
+            if wait:
                 self.barrier()
             if self._exchange is not None:
                 self._exchange.close()
@@ -152,8 +153,6 @@ class Backend:
 
     def forget_exit_handler(self) -> None:
         """Keep Horovod from shutting down at the interpreter's exit, where it can wait forever for dead peers."""
-        import atexit
-
         atexit.unregister(self._hvd.shutdown)
 
 

@@ -5,32 +5,27 @@ it. A thread per process sends heartbeats with the program that the process is i
 rank 0 judges by them (`epl.runtime.judge`) and tells all ranks when the job is broken.
 """
 
-import asyncio
-import json
-import os
-import secrets
-import socket
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from epl.errors import BackendError, EplError, StallError
-from epl.runtime import network
+from epl.errors import EplError, StallError
 from epl.runtime.hub import Hub
 from epl.runtime.judge import Trouble
+from epl.runtime.link import Link, where
 from epl.runtime.speak import say
-from epl.runtime.wire import GREETING_LIMIT, MESSAGE_LIMIT, Connection, Message, encode, forget_socket, remember_socket, same_token
+from epl.runtime.wire import Message
 
 HEARTBEAT_SECONDS = 1.0
-CONNECT_SECONDS = 60.0
 GOODBYE_SECONDS = 5.0
+FLUSH_SECONDS = 2.0
 _REMEMBERED = 16
 
 Place = Tuple[int, Optional[str], int, float]
 """Number of entries so far, the program inside of which this rank is, its step, and since when."""
 
 Result = Tuple[str, str, int]
-"""Kind ("agreed", "decided"), topic and running number."""
+"""Kind ("agreed", "decided", "report"), topic and running number."""
 
 
 class ControlChannel:
@@ -66,7 +61,6 @@ class ControlChannel:
         self._changed = threading.Condition()
         self._numbers: Dict[Tuple[str, str], int] = {}
         self._results: Dict[Result, Any] = {}
-        self._reports: Dict[int, str] = {}
         self._note = ""
         self._closed = False
         """Whether all ranks have said goodbye."""
@@ -74,131 +68,21 @@ class ControlChannel:
         self._over = False
         """Whether this end has been shut, after which nothing is reported."""
 
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._thread: Optional[threading.Thread] = None
-        self._server: Optional[Any] = None
-        self._listener: Optional[socket.socket] = None
         self._hub: Optional[Hub] = None
-        self._peers: Dict[int, Connection] = {}
-        self._connection: Optional[Connection] = None
-        self._welcome = threading.Event()
-        self._chief_heard = time.monotonic()
+        self._link = Link(self.rank, self.size, self._heard, self._lost)
+        self._opened = False
+        self._chief_heard = self._last_beat = time.monotonic()
         self._chief_doing = "rank 0"
-        self._last_beat = time.monotonic()
-
-    # Opening
 
     def start(self) -> None:
         """Connect all ranks; collective. Raises BackendError that names who can't reach whom."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name="epl-control", daemon=True)
-        self._thread.start()
         if self.rank == 0:
-            offer = self._offer()
-            self._backend.broadcast_bytes(json.dumps(offer).encode(), 0)
-        else:
-            offer = json.loads(self._backend.broadcast_bytes(b"", 0).decode())
-        if "error" in offer:
-            raise BackendError(offer["error"])
-        if self.rank != 0:
-            self._connect(offer)
-        if not self._welcome.wait(CONNECT_SECONDS):
-            raise BackendError(self._not_connected(offer))
+            self._hub = Hub(self.size, self._stall_timeout, self._send, self._send_all, lambda text: say(0, text))
+            self._hub.joined(0, where())
+        self._link.open(self._backend.broadcast_bytes, self._backend.single_machine)
+        self._opened = True
         self._chief_heard = self._last_beat = time.monotonic()
-        self._call(self._heartbeat)
-
-    def _run_loop(self) -> None:
-        assert self._loop is not None
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Run a function in the loop's thread; nothing once the loop is closed."""
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:
-            pass
-
-    def _offer(self) -> Dict[str, Any]:
-        """Rank 0: start the server; where the others find it, or {"error": text}."""
-        assert self._loop is not None
-        # Only who is on this machine needs to reach it when all ranks are here.
-        local = self._backend.single_machine
-        try:
-            self._listener = network.listening_socket("127.0.0.1" if local else "0.0.0.0", 0)
-        except OSError as error:
-            return {"error": "rank 0 can't open the control channel: %s" % error}
-        remember_socket(self._listener.fileno())
-        port = self._listener.getsockname()[1]
-        token = secrets.token_hex(32)
-        self._hub = Hub(self.size, self._stall_timeout, self._send_to, self._send_to_all, lambda text: say(0, text))
-        self._hub.joined(0, where())
-
-        def stranger(connection: Connection, message: Message) -> None:
-            self._greeted(connection, message, token)
-
-        def accept() -> Connection:
-            connection = Connection(stranger, self._peer_lost)
-            connection.limit = GREETING_LIMIT
-            return connection
-
-        async def serve() -> None:
-            assert self._loop is not None
-            self._server = await self._loop.create_server(accept, sock=self._listener)
-
-        asyncio.run_coroutine_threadsafe(serve(), self._loop).result()
-        addresses = ["127.0.0.1"] if local else _reachable_addresses()
-        return {"addresses": addresses, "port": port, "token": token}
-
-    def _greeted(self, connection: Connection, message: Message, token: str) -> None:
-        """Rank 0: the first message of a new connection. Only a peer with the token is let in."""
-        rank = message.get("rank")
-        if not same_token(message.get("token"), token) or not isinstance(rank, int) or not 0 < rank < self.size or rank in self._peers:
-            connection.abort()
-            return
-        assert self._hub is not None
-        connection.rank = rank
-        connection.limit = MESSAGE_LIMIT
-        connection.set_handler(self._peer_said)
-        self._peers[rank] = connection
-        self._hub.joined(rank, str(message.get("where")))
-        if len(self._peers) == self.size - 1:
-            self._send_to_all({"type": "welcome"})
-
-    def _connect(self, offer: Dict[str, Any]) -> None:
-        """Other ranks: connect to the first address of rank 0 that answers."""
-        assert self._loop is not None
-        problems = []
-        for address in offer["addresses"]:
-            try:
-                handle = socket.create_connection((address, offer["port"]), timeout=5)
-            except OSError as error:
-                problems.append("%s: %s" % (address, error))
-                continue
-            handle.setblocking(False)
-            connection = Connection(lambda _, message: self._received(message), self._chief_lost)
-            self._connection = connection
-            asyncio.run_coroutine_threadsafe(self._loop.create_connection(lambda: connection, sock=handle), self._loop).result()
-            self._call(connection.send, {"token": offer["token"], "rank": self.rank, "where": where()})
-            return
-        raise BackendError(
-            "rank %d (%s) can't reach the control channel of rank 0 at port %d of %s; open it in the firewall, or choose the interface with "
-            "HOROVOD_GLOO_IFACE" % (self.rank, where(), offer["port"], "; ".join(problems))
-        )
-
-    def _not_connected(self, offer: Dict[str, Any]) -> str:
-        if self.rank == 0:
-            missing = [str(rank) for rank in range(1, self.size) if rank not in self._peers]
-            who = "the ranks %s have" % ", ".join(missing[:16])
-        else:
-            who = "some rank has"
-        return "%s not reached the control channel of rank 0 at %s, port %d, within %.0f s; check firewalls between the machines" % (
-            who,
-            ", ".join(offer["addresses"]),
-            offer["port"],
-            CONNECT_SECONDS,
-        )
+        self._link.call(self._heartbeat)
 
     # The hot path
 
@@ -216,6 +100,10 @@ class ControlChannel:
     @property
     def place(self) -> Place:
         return self._place
+
+    def runs_programs_here(self) -> bool:
+        """Whether the calling thread is the one that enters the parallel programs."""
+        return self._thread_of_programs == threading.get_ident()
 
     # Agreements
 
@@ -282,15 +170,19 @@ class ControlChannel:
 
     def report(self, timeout: float = 3.0) -> str:
         """What every rank is doing, a line each, by rank 0's book."""
-        number = self._next_number("report", "")
-        self._post({"type": "ask", "id": number})
+        key = ("report", "", self._next_number("report", ""))
+        self._post({"type": "ask", "seq": key[2]})
         deadline = time.monotonic() + timeout
         with self._changed:
-            while number not in self._reports and self.trouble is None and deadline > time.monotonic():
+            while key not in self._results and self.trouble is None and deadline > time.monotonic():
                 self._changed.wait(deadline - time.monotonic())
-            return self._reports.pop(number, "  rank 0 does not answer (it was last seen when %s)" % self._chief_doing)
+            return str(self._results.pop(key, "  rank 0 does not answer; when it was last heard, %s" % self._chief_doing))
 
     # Ending
+
+    def caused(self, trouble: Trouble) -> bool:
+        """Whether this rank itself broke the job by failing or by leaving."""
+        return self.rank in trouble.ranks and trouble.kind in ("failed", "left")
 
     def fail(self, text: str, follows: bool = False) -> None:
         """Tell everybody that this rank failed, and wait a moment until it is on its way.
@@ -301,7 +193,7 @@ class ControlChannel:
         """
         self.failed_here = True
         self._post(dict(self._where(), type="fail", text=text[-16384:], follows=follows))
-        self._flush(2.0)
+        self._link.flush(FLUSH_SECONDS)
 
     def note(self, text: str) -> None:
         """Remember an exception that ended a thread; reported if this rank leaves while it is needed."""
@@ -321,7 +213,7 @@ class ControlChannel:
 
     def close(self, orderly: bool = True) -> None:
         """End the channel; orderly after goodbyes by all ranks, else at once."""
-        if self._loop is None or self._over:
+        if not self._opened or self._over:
             return
         try:
             if orderly and not self._closed:
@@ -329,13 +221,11 @@ class ControlChannel:
         finally:
             if self._closed and self.rank == 0:
                 # The others close first, so that none takes the end of rank 0 for a broken connection.
-                self._wait_until(lambda: not self._peers, GOODBYE_SECONDS)
+                self._link.wait_for_departures(GOODBYE_SECONDS)
             with self._changed:
                 self._over = True
                 self._changed.notify_all()
-            self._call(self._shut)
-            if self._thread is not None and self._thread is not threading.current_thread():
-                self._thread.join(GOODBYE_SECONDS)
+            self._link.close(GOODBYE_SECONDS)
 
     def wait_for_trouble(self, timeout: Optional[float] = None) -> Optional[Trouble]:
         """Block until the job is broken; None after the timeout or when the channel is closed."""
@@ -348,34 +238,7 @@ class ControlChannel:
                 self._changed.wait(left)
             return self.trouble
 
-    def _flush(self, seconds: float) -> None:
-        done = threading.Event()
-        self._call(done.set)  # behind the message in the loop's queue
-        done.wait(seconds)
-        self._wait_until(lambda: self._unsent() == 0, seconds)
-
-    def _unsent(self) -> int:
-        connections = list(self._peers.values()) + ([self._connection] if self._connection is not None else [])
-        return sum(connection.unsent for connection in connections)
-
-    @staticmethod
-    def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.005)
-
-    def _shut(self) -> None:
-        """In the loop: close everything and stop."""
-        assert self._loop is not None
-        if self._listener is not None:
-            forget_socket(self._listener.fileno())
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._peers.values()) + ([self._connection] if self._connection is not None else []):
-            connection.close()
-        self._loop.call_later(0.05, self._loop.stop)
-
-    # In the loop's thread
+    # In the link's thread
 
     def _where(self) -> Message:
         """This rank's place, for the front of a message."""
@@ -385,66 +248,65 @@ class ControlChannel:
         return message
 
     def _post(self, message: Message) -> None:
-        self._call(self._post_in_loop, message)
+        self._link.call(self._post_in_link, message)
 
-    def _post_in_loop(self, message: Message) -> None:
+    def _post_in_link(self, message: Message) -> None:
         if self._hub is not None:
             self._hub.received(0, message)
-        elif self._connection is not None:
-            self._connection.send(message)
+        else:
+            self._link.send(0, message)
 
     def _heartbeat(self) -> None:
-        assert self._loop is not None
         if self._over:
             return
-        self._loop.call_later(self._beat, self._heartbeat)
-        now = time.monotonic()
-        late, self._last_beat = now - self._last_beat, now
+        self._link.later(self._beat, self._heartbeat)
         message = dict(self._where(), type="state")
         if message["age"] > 1.0:
             message["recent"] = [entry for entry in self._ring if entry[0]]
+        self._post_in_link(message)
         if self._hub is not None:
-            self._hub.received(0, message)
             self._hub.tick()
-            line = encode({"type": "tick", "chief": self._hub.describe_chief()})
-            for connection in list(self._peers.values()):
-                connection.send_line(line)
-            return
-        self._post_in_loop(message)
+            self._link.send_all({"type": "tick", "chief": self._hub.describe(0)})
+        else:
+            self._watch_chief()
+
+    def _watch_chief(self) -> None:
+        """Rank 0 judges all others; whether rank 0 itself lives is for each of them to see."""
+        now = time.monotonic()
+        late, self._last_beat = now - self._last_beat, now
         if late > max(3.0, self._stall_timeout / 4):
             self._chief_heard += late  # it was this process that stood still
         silence = now - self._chief_heard
-        if silence > self._stall_timeout and self.trouble is None and not self._closed:
-            text = "rank 0 has sent no sign of life for %.0f s (stopped, swapped out, or cut off; cluster.stall_timeout is %g s); it was last seen when %s"
+        if silence > self._stall_timeout and not self._closed:
+            text = "rank 0 has sent no sign of life for %.0f s (stopped, swapped out, or cut off; cluster.stall_timeout is %g s). When last heard, %s"
             self._set_trouble(Trouble("silent", (0,), text % (silence, self._stall_timeout, self._chief_doing)))
 
-    def _send_to(self, rank: int, message: Message) -> None:
+    def _send(self, rank: int, message: Message) -> None:
         if rank == 0:
             self._received(message)
-        elif rank in self._peers:
-            self._peers[rank].send(message)
+        else:
+            self._link.send(rank, message)
 
-    def _send_to_all(self, message: Message) -> None:
-        line = encode(message)
-        for connection in list(self._peers.values()):
-            connection.send_line(line)
+    def _send_all(self, message: Message) -> None:
+        self._link.send_all(message)
         self._received(message)
 
-    def _peer_said(self, connection: Connection, message: Message) -> None:
-        if self._hub is not None and connection.rank is not None:
-            self._hub.received(connection.rank, message)
+    def _heard(self, rank: int, message: Message) -> None:
+        """A message from the network: a rank's to the hub, or the hub's to this rank."""
+        if self._hub is None:
+            self._received(message)
+        elif message.get("type") == "joined":
+            self._hub.joined(rank, str(message.get("where")))
+        else:
+            self._hub.received(rank, message)
 
-    def _peer_lost(self, connection: Connection) -> None:
-        rank = connection.rank
-        if rank is None or self._peers.get(rank) is not connection:
-            return  # a stranger
-        del self._peers[rank]
-        if self._hub is not None and not self._over:
+    def _lost(self, rank: int) -> None:
+        if self._over:
+            return
+        if self._hub is not None:
             self._hub.lost(rank)
-
-    def _chief_lost(self, connection: Connection) -> None:
-        if not self._over and not self._closed and self.trouble is None and self._welcome.is_set():
-            text = "rank 0 died: its connection broke without a goodbye (killed, out of memory, crashed, or its machine is gone); it was last seen when %s"
+        elif not self._closed:
+            text = "rank 0 died: its connection broke without a goodbye (killed, out of memory, crashed, or its machine is gone). When last heard, %s"
             self._set_trouble(Trouble("lost", (0,), text % self._chief_doing))
 
     def _set_trouble(self, trouble: Trouble) -> None:
@@ -453,43 +315,25 @@ class ControlChannel:
             self._changed.notify_all()
 
     def _received(self, message: Message) -> None:
-        """A message of the hub."""
+        """Take a message of the hub."""
         kind = message.get("type")
         self._chief_heard = time.monotonic()
-        if kind in ("agreed", "decided"):
-            if kind == "decided" and self.rank == 0:
-                return
-            value = message["payloads"] if kind == "agreed" else message.get("value")
-            with self._changed:
-                self._results[(kind, message["topic"], message["seq"])] = value
-                self._changed.notify_all()
-        elif kind == "tick":
+        if kind == "tick":
             self._chief_doing = str(message.get("chief"))
         elif kind == "trouble":
             self._set_trouble(Trouble.from_json(message))
+        elif kind == "agreed":
+            self._result((kind, message["topic"], message["seq"]), message["payloads"])
+        elif kind == "decided" and self.rank != 0:
+            self._result((kind, message["topic"], message["seq"]), message.get("value"))
         elif kind == "report":
-            with self._changed:
-                self._reports[int(message["id"])] = str(message["text"])
-                self._changed.notify_all()
+            self._result((kind, "", message["seq"]), message["text"])
         elif kind == "closed":
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
-        elif kind == "welcome":
-            self._welcome.set()
 
-
-def where() -> str:
-    """Where this process runs, for messages."""
-    return "%s, process %d" % (socket.gethostname(), os.getpid())
-
-
-def _reachable_addresses() -> List[str]:
-    """The addresses at which other machines may reach this one, the chosen interface's first."""
-    chosen = [os.environ.get(name, "") for name in ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")]
-    found = [one for one in network.local_interfaces() if not network.is_loopback(one.address)]
-    found.sort(key=lambda one: one.name not in chosen)
-    addresses = [one.address for one in found]
-    if not addresses:
-        addresses = [network.address_towards("192.0.2.1") or socket.gethostbyname(socket.gethostname())]
-    return addresses + ["127.0.0.1"]
+    def _result(self, key: Result, value: Any) -> None:
+        with self._changed:
+            self._results[key] = value
+            self._changed.notify_all()

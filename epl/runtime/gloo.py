@@ -78,7 +78,7 @@ class GlooStore:
         except ImportError as error:
             raise BackendError("Horovod can't be loaded (%s); install it with: pip install 'pyepl[horovod]'" % error) from None
 
-        class Handler(RendezvousHandler):  # type: ignore[misc]
+        class Handler(RendezvousHandler):
             def do_POST(self) -> None:  # noqa: N802, the name is fixed by http.server
                 length = int(self.headers.get("Content-Length") or 0)
                 if hello is None or self.path != GlooStore.HELLO or length > _HELLO_LIMIT:
@@ -94,7 +94,7 @@ class GlooStore:
                 self.end_headers()
                 self.wfile.write(answer)
 
-        class Server(RendezvousHTTPServer):  # type: ignore[misc]
+        class Server(RendezvousHTTPServer):
             daemon_threads = True  # a request that hangs must not keep the process alive
             request_queue_size = 1024  # all ranks ask at the same moment
 

@@ -8,7 +8,7 @@ import dataclasses
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from epl.runtime.judge import RankState, Trouble, Waiting, judge, report, waiting_line
+from epl.runtime.judge import RankState, Trouble, Waiting, describe, judge, report, waiting_line
 from epl.runtime.wire import Message
 
 Key = Tuple[str, int]
@@ -80,7 +80,7 @@ class Hub:
         elif kind == "withdraw":
             state.waiting = None
         elif kind == "ask":
-            self._send(rank, {"type": "report", "id": message.get("id"), "text": self.report()})
+            self._send(rank, {"type": "report", "seq": message.get("seq"), "text": self.report()})
 
     def lost(self, rank: int) -> None:
         """The connection of a rank has ended."""
@@ -113,6 +113,9 @@ class Hub:
         self.trouble = judge(self.states, self._clock(), self._stall_timeout)
         if self.trouble is not None:
             self._send_all(dict(self.trouble.to_json(), type="trouble"))
+
+    def describe(self, rank: int) -> str:
+        return describe(self.states[rank], self._clock(), self._stall_timeout)
 
     def report(self) -> str:
         return report(self.states, self._clock(), self._stall_timeout)

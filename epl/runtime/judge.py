@@ -122,7 +122,11 @@ def describe(state: RankState, now: float, stall_timeout: float = 60.0) -> str:
 
 def report(states: Sequence[RankState], now: float, stall_timeout: float, limit: int = 16) -> str:
     """What every rank is doing, a line each; of a big job those that stand out first."""
-    ordered = sorted(states, key=lambda state: (not (state.failed or state.lost), state.heard if now - state.heard > 3 else now, state.entry, state.rank))
+
+    def oddity(state: RankState) -> Tuple[bool, float, int, int]:
+        return not (state.failed or state.lost), min(state.heard, now - 3), state.entry, state.rank
+
+    ordered = sorted(states, key=oddity)
     shown = sorted(ordered[:limit], key=lambda state: state.rank)
     lines = ["  " + describe(state, now, stall_timeout) for state in shown]
     if len(states) > limit:
@@ -221,8 +225,9 @@ def _crossed(states: Sequence[RankState], now: float, stall_timeout: float) -> O
     for first in waiting:
         for second in waiting:
             if first.rank < second.rank and _waits_for(first, second) and _waits_for(second, first):
-                text = "the ranks do not run the same thing: rank %d waits for %s, rank %d for %s" % (first.rank, first.waiting, second.rank, second.waiting)
-                return Trouble("diverged", (first.rank, second.rank), text)
+                text = "the ranks do not run the same thing: rank %d waits for %s, rank %d for %s"
+                both = (first.rank, first.waiting, second.rank, second.waiting)
+                return Trouble("diverged", (first.rank, second.rank), text % both)
     return None
 
 

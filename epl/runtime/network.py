@@ -22,9 +22,8 @@ def local_interfaces() -> List[Interface]:
         import psutil  # comes with Horovod; without it only the interface's name stays unknown
     except ImportError:
         return []
-    return [
-        Interface(name, entry.address) for name, entries in sorted(psutil.net_if_addrs().items()) for entry in entries if entry.family == socket.AF_INET
-    ]
+    found = sorted(psutil.net_if_addrs().items())
+    return [Interface(name, entry.address) for name, entries in found for entry in entries if entry.family == socket.AF_INET]
 
 
 def interface_of(address: str) -> Optional[Interface]:

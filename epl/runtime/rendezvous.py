@@ -185,9 +185,7 @@ class Rendezvous:
             except ClusterError as error:
                 text = "worker %d: %s" % (index, error)
                 if self._elapsed() > self._timeout:
-                    raise ClusterError(
-                        "%s. Waited %.0f s for it; %s changes how long" % (text, self._elapsed(), TIMEOUT_VARIABLE)
-                    ) from None
+                    raise ClusterError("%s. Waited %.0f s for it; %s changes how long" % (text, self._elapsed(), TIMEOUT_VARIABLE)) from None
                 self._tell("%s; trying again for %.0f s" % (text, self._timeout - self._elapsed()), every=REPORT_SECONDS)
             time.sleep(POLL_SECONDS)
 

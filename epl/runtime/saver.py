@@ -63,7 +63,7 @@ class ShardingLoader:
         shapes = reader.get_variable_to_shape_map()
         dtypes = reader.get_variable_to_dtype_map()
         self._check_names(prefix, shapes)
-        missing = []
+        found, missing = [], []  # all is checked before the first variable is touched
         variables = self._variables()
         self._warn_of_unused({n for v in variables for n in _names(v)})
         for variable in variables:
@@ -76,6 +76,8 @@ class ShardingLoader:
                     "Variable '%s' is %s, but '%s' in checkpoint %s is %s"
                     % (variable.op.name, variable.dtype.base_dtype.name, piece.key, prefix, dtypes[piece.key].name)
                 )
+            found.append((variable, piece))
+        for variable, piece in found:
             _read_initially(variable, prefix, piece, shapes[piece.key])
         if missing:
             logging.info("Checkpoint %s does not have, and so does not initialise: %s", prefix, ", ".join(sorted(missing)))

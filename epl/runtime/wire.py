@@ -7,6 +7,7 @@ hides a broken connection behind reconnection. Here an end of file is the fact i
 """
 
 import asyncio
+import contextlib
 import hmac
 import json
 import os
@@ -26,10 +27,8 @@ _open_sockets: Set[int] = set()
 def _close_in_child() -> None:
     """A forked child (a data worker) must not hold the parent's connections open when the parent dies."""
     for number in list(_open_sockets):
-        try:
+        with contextlib.suppress(OSError):
             os.close(number)
-        except OSError:
-            pass
     _open_sockets.clear()
 
 
@@ -49,16 +48,27 @@ def forget_socket(number: int) -> None:
 class Connection(asyncio.Protocol):
     """One end of a connection. All methods belong to the event loop's thread."""
 
-    def __init__(self, on_message: Callable[["Connection", Message], None], on_lost: Callable[["Connection"], None]):
+    def __init__(self, on_message: Callable[["Connection", Message], None], on_lost: Callable[["Connection"], None], limit: int):
+        """Args:
+        on_message: called with this connection and each message.
+        on_lost: called when the connection has ended, for whatever reason.
+        limit: bytes that a message may have.
+        """
         self._on_message = on_message
         self._on_lost = on_lost
         self._buffer = bytearray()
         self._scanned = 0
         self._socket = -1
-        self.limit = MESSAGE_LIMIT
+        self._limit = limit
         self.transport: Optional[asyncio.Transport] = None
         self.rank: Optional[int] = None
         """The rank at the other end, once it is known."""
+
+    def admit(self, rank: int, on_message: Callable[["Connection", Message], None], limit: int) -> None:
+        """Name the peer, which has identified itself, and pass its messages on from now on."""
+        self.rank = rank
+        self._on_message = on_message
+        self._limit = limit
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -76,7 +86,7 @@ class Connection(asyncio.Protocol):
             end = self._buffer.find(b"\n", self._scanned)
             if end < 0:
                 self._scanned = len(self._buffer)
-                if self._scanned > self.limit:
+                if self._scanned > self._limit:
                     self.abort()
                 return
             line = bytes(self._buffer[:end])
@@ -86,7 +96,7 @@ class Connection(asyncio.Protocol):
                 message = json.loads(line.decode())
             except ValueError:
                 message = None
-            if not isinstance(message, dict) or len(line) > self.limit:
+            if not isinstance(message, dict) or len(line) > self._limit:
                 self.abort()  # no peer of ours writes this
                 return
             self._on_message(self, message)

@@ -164,8 +164,7 @@ def test_row_67_masks_are_reproducible(outcome):
         np.testing.assert_array_equal(first, second)
 
 
-@together(plain=request(masks, "1x1", plain=True), epl=request(masks, "1x2"))
-def test_row_67_first_replica_has_the_plain_mask(outcomes):
-    """Clone 0 keeps the seed of the script."""
-    for plain, epl in zip(outcomes["plain"].ranks[0], outcomes["epl"].ranks[0]):
-        np.testing.assert_array_equal(plain[0], epl[0])
+@cases(masks, "1x1", compare=True)
+def test_row_67_one_device_has_the_masks_of_the_plain_script(outcome):
+    for plain, epl in zip(outcome.plain, outcome.ranks[0]):
+        np.testing.assert_array_equal(plain, epl)

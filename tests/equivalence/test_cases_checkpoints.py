@@ -122,7 +122,9 @@ def test_row_34_plain_tensorflow_resumes(outcome):
     judge_resumed(outcome)
 
 
-@pytest.mark.parametrize("outcome", [pytest.param(request(resume, layout, inputs={"earlier": PLAIN}), id=layout) for layout in LAYOUTS], indirect=True)
+@pytest.mark.parametrize(
+    "outcome", [pytest.param(request(resume, layout, inputs={"earlier": PLAIN}), id=layout) for layout in LAYOUTS], indirect=True
+)
 def test_row_29_a_plain_checkpoint_is_resumed(outcome):
     judge_resumed(outcome)
 

@@ -78,7 +78,7 @@ def finalized(run):
                 fetches = {"loss": loss, "w": w} if number % 10 == 9 else [train, loss, (step,)]
                 session.run(fetches, {x: run.local(X)})
                 counts.add(len(graph.get_operations()))
-        return {"finalized": graph.finalized, "counts": sorted(counts)}
+            return {"finalized": graph.finalized, "counts": sorted(counts)}
 
 
 @cases(finalized, "1x2", "2x1", "1x1-m2run")
@@ -118,10 +118,12 @@ def test_row_50_summaries_are_merged_and_written_once(outcome):
 
 def model_fn(features, labels, mode):
     w = scalar("w", 0)
+    if mode == "infer":
+        return tf.estimator.EstimatorSpec(mode, predictions={"y": w * features})
     loss = tf.reduce_mean(tf.square(w * features - labels))
     train = tf.train.AdamOptimizer(0.1).minimize(loss, global_step=tf.train.get_global_step()) if mode == "train" else None
     metrics = {"error": tf.metrics.mean(tf.abs(w * features - labels))} if mode == "eval" else None
-    return tf.estimator.EstimatorSpec(mode, predictions={"y": w * features}, loss=loss, train_op=train, eval_metric_ops=metrics)
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train, eval_metric_ops=metrics)
 
 
 def input_of(run, repeat=True):
@@ -214,7 +216,7 @@ def export(run):
 
         def receiver():
             x = tf.placeholder(tf.float32, [None])
-            return tf.estimator.export.ServingInputReceiver(x, {"x": x})
+            return tf.estimator.export.TensorServingInputReceiver(x, {"x": x})
 
         path = model.export_saved_model(run.path("export"), receiver)
         return {"path": path is not None, "exports": sorted(name for name in os.listdir(run.path("export")) if not name.startswith("temp"))}

@@ -46,18 +46,15 @@ def keras_batch_norm(run):
         layer = tf.keras.layers.BatchNormalization(momentum=0.9, name="bn")
         # by hand in plain TensorFlow: one copy per replica on the same variables
         parts = tf.split(x, run.layout.replicas) if run.plain else [x]
-        losses, updates = [], []
-        for part in parts:
-            losses.append(tf.reduce_mean(tf.square(layer(part, training=training) - 1.0)))
-            updates.append(layer.get_updates_for(part) if hasattr(layer, "get_updates_for") else layer.updates[-2:])
-        loss = tf.add_n(losses) / len(losses)
+        loss = tf.add_n([tf.reduce_mean(tf.square(layer(part, training=training) - 1.0)) for part in parts]) / len(parts)
+        updates = [] if run.plain else layer.updates
         run.merge(loss)
         step = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
         history = []
         with run.session() as session:
             for batch in data:
                 feeds = {x: run.local(batch), training: True}
-                fetched = session.run([loss, step] + ([] if run.plain else updates[0]), feeds)
+                fetched = session.run([loss, step] + updates, feeds)
                 history.append(float(fetched[0]))
             values = variables(session)
             evaluated = session.run(layer(x, training=training), {x: data[0], training: False})

@@ -6,7 +6,6 @@ never imports EPL. A job that a case brought down is started anew without that c
 """
 
 import importlib.util
-import json
 import os
 import pathlib
 import shutil

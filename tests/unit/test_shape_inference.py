@@ -205,8 +205,10 @@ def test_padded_and_fused_batches():
 
 def test_one_shot_iterator_captures_its_dataset_in_a_function():
     x, y = tf.data.make_one_shot_iterator(rows(batch=6)).get_next()
+    mapped = tf.data.make_one_shot_iterator(rows(batch=6).map(lambda x, y: tf.reshape(x, [-1, 5]))).get_next()
     infer_shape(tf.get_default_graph())
     assert (x.shape.as_list(), y.shape.as_list()) == ([6, 10], [6])
+    assert mapped.shape.as_list() == [12, 5]
 
 
 def test_iterator_with_two_datasets_has_what_they_agree_on():
