@@ -14,12 +14,8 @@ CASE_TIMEOUT = 1800
 """Seconds for a test that may have to run the whole job of its group."""
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes minutes; runs only when a -m expression selects it")
-    config.addinivalue_line("markers", "ranks: needs mpirun and Horovod")
-
-
-def pytest_collection_modifyitems(config, items):
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
     missing = ranks_are_possible()
     for item in items:
         requests = requests_of(item)
@@ -29,11 +25,6 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.timeout(CASE_TIMEOUT))
         if missing and item.get_closest_marker("ranks"):
             item.add_marker(pytest.mark.skip(reason=missing))
-    if not config.option.markexpr:
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        if slow:
-            config.hook.pytest_deselected(items=slow)
-            items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 def requests_of(item):

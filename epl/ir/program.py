@@ -267,8 +267,13 @@ class Program:
         return seen
 
     def pruned(self) -> "Program":
-        """Only what the fetches and targets need, in the old order."""
+        """Only what the fetches and targets need, in the old order.
+
+        What the agree pass added stays: later passes hang effects behind it.
+        """
         roots = [ref[0] for ref in self.fetches] + list(self.targets) + [f.node for f in self.feeds]
+        if self.agreement is not None:
+            roots.extend(self.agreement.nodes())
         keep = self.ancestors(roots)
         if len(keep) == len(self.nodes):
             return self

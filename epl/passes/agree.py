@@ -37,6 +37,11 @@ class Agreement:
     local_total: Optional[Ref] = None
     total: Optional[Ref] = None
 
+    def nodes(self) -> List[str]:
+        """The nodes of the program that are named here."""
+        refs = list(self.sizes.values()) + [r for r in (self.local_total, self.total) if r is not None]
+        return [r[0] for r in refs] + ([self.gate] if self.gate else [])
+
 
 class Agree(Pass):
     """Add the gate and the batch sizes."""
@@ -60,7 +65,7 @@ class Agree(Pass):
         one = build.const(FLAG + "/one", 1.0, DT_FLOAT)
         count = local or build.const(FLAG + "/none", 0.0, DT_FLOAT)
         said = build.op("Pack", FLAG + "/said", [one, count], drawn, N=A.of_int(2), T=A.of_type(DT_FLOAT), axis=A.of_int(0))
-        summed = build.op("EplAllReduce", FLAG, [said], info={"dtype": DT_FLOAT, "scale": 1.0})
+        summed = build.op("EplAllReduce", FLAG, [said], info={"dtype": DT_FLOAT, "scale": 1.0, "name": FLAG})
         present = build.element(FLAG + "/present", summed, 0, DT_FLOAT)
         everybody = build.const(FLAG + "/everybody", float(task.ranks), DT_FLOAT)
         complete = build.op("GreaterEqual", FLAG + "/complete", [present, everybody], T=A.of_type(DT_FLOAT))

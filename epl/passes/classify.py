@@ -106,7 +106,7 @@ class Classify(Pass):
                 phases[node.name] = BACKWARD
             else:
                 phases[node.name] = FORWARD
-        if task.parallel:
+        if task.parallel and task.plan.replicas * task.plan.micro_batches > 1:
             _refuse_unrecorded(program, gradients)
         shared = {n.name for n in order if n.op in op_table.SHARED_HANDLES or n.op in op_table.SHARED_WRITES}
         outputs = {n.name for n in order if n.op in op_table.SUMMARIES and n.name not in frames}

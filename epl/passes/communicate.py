@@ -28,19 +28,23 @@ _REDUCIBLE = frozenset((4, 6, 3, 9, 19, 1, 2))
 _MOVABLE = _REDUCIBLE | {10, 5, 17}
 
 
-def collective_name(key: str, name: str, scope: str = "epl_comm") -> str:
-    """Node name of a collective. Ranks meet by the part after the last slash."""
-    return "%s/%s.%s" % (scope, key, name.replace("/", "."))
+def collective_name(key: str, label: str, scope: str = "epl_comm") -> str:
+    """Node name of a collective. Ranks meet by the part after the last slash.
+
+    The label is the collective's number within its program: names of the user's nodes
+    may differ between ranks that build the same thing in another surrounding.
+    """
+    return "%s/%s.%s" % (scope, key, label)
 
 
-def ended_program(key: str, flag: str, versions: object) -> Program:
+def ended_program(key: str, label: str, versions: object) -> Program:
     """What a rank runs whose input has ended: it tells the others, which wait at the gate."""
     nodes: Dict[str, Node] = {}
     build = Builder(nodes, "/device:CPU:0", APPLY)
     build.op("Placeholder", ANCHOR, dtype=A.of_type(DT_INT32), shape=A.of_shape(()))
     zero = build.cast("epl_ended/zero", (ANCHOR, 0), DT_INT32, _FLOAT)
     said = build.pack("epl_ended/said", [zero, zero], _FLOAT)
-    name = collective_name(key, flag, "epl_ended")
+    name = collective_name(key, label, "epl_ended")
     build.op(
         "HorovodAllreduce",
         name,
@@ -72,8 +76,9 @@ class Communicate(Pass):
         mapping: Dict[Ref, Ref] = {}
         for node in found:
             del nodes[node.name]
-        for node in found:
-            lower = _Lower(build.at(node.device or task.devices[0]), node, task, foldable)
+        for number, node in enumerate(found):
+            label = node.info.get("name") or "%03d" % number
+            lower = _Lower(build.at(node.device or task.devices[0]), node, collective_name(task.key, label), foldable)
             for index, ref in enumerate(lower.run()):
                 mapping[node.name, index] = ref
         feeds = program.feeds + (Feed((ANCHOR, 0), ANCHOR),)
@@ -92,12 +97,12 @@ def _foldable(program: Program) -> Set[str]:
 
 
 class _Lower:
-    def __init__(self, build: Builder, node: Node, task: Task, foldable: Set[str]):
+    def __init__(self, build: Builder, node: Node, name: str, foldable: Set[str]):
         self.build = build
         self.node = node
         self.dtype = node.info["dtype"]
         self.foldable = foldable
-        self.name = collective_name(task.key, node.name)
+        self.name = name
 
     def run(self) -> List[Ref]:
         method = {"EplAllReduce": self._all_reduce, "EplAllGather": self._all_gather, "EplBroadcast": self._broadcast}

@@ -200,11 +200,10 @@ class _Lowering:
         name = values.name
         rows = self.build.concat(name + "/rows", self._weighed(values, dtype), dtype)
         ids = self.build.concat(name + "/ids", indices.inputs, itype)
-        mergeable = self._mergeable(values, indices)
-        if mergeable:
+        if self.task.ranks > 1 and self._mergeable(values, indices):
             rows, ids = self._merge_rows(name, rows, ids, dtype, itype)
         vocabulary = self._vocabulary(values)
-        if self.task.plan.sparse_as_dense and vocabulary:
+        if self.task.plan.sparse_as_dense and vocabulary and self._mergeable(values, indices):
             rows, ids = self._as_dense(values, rows, ids, dtype, itype, vocabulary)
         else:
             rows, ids = self._accumulated_rows(name, rows, ids, dtype, itype)

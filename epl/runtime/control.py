@@ -5,18 +5,23 @@ it. A thread per process sends heartbeats with the program that the process is i
 rank 0 judges by them (`epl.runtime.judge`) and tells all ranks when the job is broken.
 """
 
+import json
 import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from epl.errors import EplError, StallError
 from epl.runtime.hub import Hub
 from epl.runtime.judge import Trouble
 from epl.runtime.link import Link, where
 from epl.runtime.speak import say
-from epl.runtime.wire import Message
+from epl.runtime.wire import Message, encode
 
 HEARTBEAT_SECONDS = 1.0
+QUICK_HEARTBEAT_SECONDS = 0.25
+"""Of jobs that are small enough for rank 0 to bear it: reports are then fresher."""
+
+QUICK_SIZE = 64
 GOODBYE_SECONDS = 5.0
 FLUSH_SECONDS = 2.0
 _REMEMBERED = 16
@@ -54,7 +59,7 @@ class ControlChannel:
 
         self._backend = backend
         self._stall_timeout = float(stall_timeout)
-        self._beat = min(HEARTBEAT_SECONDS, self._stall_timeout / 4)
+        self._beat = min(QUICK_HEARTBEAT_SECONDS if self.size <= QUICK_SIZE else HEARTBEAT_SECONDS, self._stall_timeout / 4)
         self._place: Place = (0, None, 0, time.monotonic())
         self._ring: List[Tuple[int, str, int]] = [(0, "", 0)] * _REMEMBERED
         self._thread_of_programs: Optional[int] = None
@@ -62,6 +67,7 @@ class ControlChannel:
         self._numbers: Dict[Tuple[str, str], int] = {}
         self._results: Dict[Result, Any] = {}
         self._note = ""
+        self._gone: Set[int] = set()
         self._closed = False
         """Whether all ranks have said goodbye."""
 
@@ -112,7 +118,7 @@ class ControlChannel:
 
         Args:
           topic: what is agreed on; each topic counts its agreements for itself.
-          payload: anything that JSON can express.
+          payload: anything that JSON can express; tuples arrive as lists.
           timeout: seconds. Without one it waits as long as the missing ranks live and do
             not contradict: a rank that evaluates for ten minutes is waited for.
 
@@ -133,7 +139,7 @@ class ControlChannel:
         number = self._next_number("decide", topic)
         if self.rank == 0:
             self._post(dict(self._where(), type="decide", topic=topic, seq=number, value=value))
-            return value
+            return json.loads(json.dumps(value))  # what the others get
         key = ("decided", topic, number)
         with self._changed:
             there = key in self._results
@@ -238,6 +244,13 @@ class ControlChannel:
                 self._changed.wait(left)
             return self.trouble
 
+    def wait_for_end_of(self, ranks: Sequence[int], timeout: float) -> None:
+        """After trouble: block until these ranks have ended, at most so long."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not self._gone.issuperset(ranks) and not self._over and deadline > time.monotonic():
+                self._changed.wait(deadline - time.monotonic())
+
     # In the link's thread
 
     def _where(self) -> Message:
@@ -248,27 +261,32 @@ class ControlChannel:
         return message
 
     def _post(self, message: Message) -> None:
-        self._link.call(self._post_in_link, message)
+        """Give a message to the hub; from any thread. Raises TypeError for what JSON can't express."""
+        self._link.call(self._post_line, encode(message))
 
-    def _post_in_link(self, message: Message) -> None:
+    def _post_line(self, line: bytes) -> None:
         if self._hub is not None:
-            self._hub.received(0, message)
+            # Through JSON as the others' are: a tuple of rank 0 must equal the list of rank 1.
+            self._hub.received(0, json.loads(line.decode()))
         else:
-            self._link.send(0, message)
+            self._link.send_line(0, line)
 
     def _heartbeat(self) -> None:
         if self._over:
             return
         self._link.later(self._beat, self._heartbeat)
-        message = dict(self._where(), type="state")
-        if message["age"] > 1.0:
-            message["recent"] = [entry for entry in self._ring if entry[0]]
-        self._post_in_link(message)
+        self._post_place()
         if self._hub is not None:
             self._hub.tick()
             self._link.send_all({"type": "tick", "chief": self._hub.describe(0)})
         else:
             self._watch_chief()
+
+    def _post_place(self) -> None:
+        message = dict(self._where(), type="state")
+        if message["age"] > 1.0:
+            message["recent"] = [entry for entry in self._ring if entry[0]]
+        self._post_line(encode(message))
 
     def _watch_chief(self) -> None:
         """Rank 0 judges all others; whether rank 0 itself lives is for each of them to see."""
@@ -298,16 +316,20 @@ class ControlChannel:
         elif message.get("type") == "joined":
             self._hub.joined(rank, str(message.get("where")))
         else:
+            if message.get("type") == "fail":
+                self._post_place()
             self._hub.received(rank, message)
 
     def _lost(self, rank: int) -> None:
         if self._over:
             return
         if self._hub is not None:
+            self._post_place()
             self._hub.lost(rank)
         elif not self._closed:
             text = "rank 0 died: its connection broke without a goodbye (killed, out of memory, crashed, or its machine is gone). When last heard, %s"
             self._set_trouble(Trouble("lost", (0,), text % self._chief_doing))
+            self._ended(range(self.size))  # nobody is left to tell about the others
 
     def _set_trouble(self, trouble: Trouble) -> None:
         with self._changed:
@@ -328,10 +350,17 @@ class ControlChannel:
             self._result((kind, message["topic"], message["seq"]), message.get("value"))
         elif kind == "report":
             self._result((kind, "", message["seq"]), message["text"])
+        elif kind == "gone":
+            self._ended([int(message["rank"])])
         elif kind == "closed":
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
+
+    def _ended(self, ranks: Iterable[int]) -> None:
+        with self._changed:
+            self._gone.update(ranks)
+            self._changed.notify_all()
 
     def _result(self, key: Result, value: Any) -> None:
         with self._changed:

@@ -9,14 +9,14 @@ import atexit
 import os
 import sys
 import threading
-import time
 import traceback
 from types import TracebackType
 from typing import Any, Callable, Optional, Tuple, Type
 
 from epl.errors import EplError
 from epl.runtime.control import ControlChannel
-from epl.runtime.watchdog import LINGER_SECONDS, PEER_FAILED_EXIT_CODE, Watchdog, exit_hard_at_the_end, flush_stdio
+from epl.runtime.speak import say
+from epl.runtime.watchdog import PEER_FAILED_EXIT_CODE, Watchdog, exit_hard_at_the_end, flush_stdio, linger
 
 _CAUSE_SECONDS = 3.0
 """How long a rank whose Horovod broke waits to hear which rank broke it."""
@@ -68,12 +68,21 @@ class ExitHooks:
         if self._elsewhere():
             self._previous_hook(kind, value, trace)
             return
-        consequence = _comes_from_horovod(value)
+        echo = _comes_from_horovod(value)
         if self._control.trouble is None:
-            self._control.fail("".join(traceback.format_exception(kind, value, trace)), follows=consequence)
-        self._previous_hook(kind, value, trace)
+            if not echo:
+                say(self._control.rank, "an uncaught exception ends this rank and with it the job:")
+            self._control.fail("".join(traceback.format_exception(kind, value, trace)), follows=echo)
         self._forget_horovod()
-        trouble = self._control.wait_for_trouble(_CAUSE_SECONDS) if consequence else self._control.trouble
+        trouble = self._control.wait_for_trouble(_CAUSE_SECONDS) if echo else self._control.trouble
+        if trouble is None or self._control.caused(trouble) or not echo:
+            self._previous_hook(kind, value, trace)
+        else:
+            # A wall of frames that ends in "Horovod has been shut down" would only hide the cause.
+            self._watchdog.report(trouble)
+            say(self._control.rank, "the call that was blocked has ended with %s%s" % (kind.__name__, _script_line(trace)))
+            if self._previous_hook is not sys.__excepthook__:
+                self._previous_hook(kind, value, trace)
         if trouble is not None and not self._control.caused(trouble):
             if not self._control.raised:
                 self._watchdog.report(trouble)  # else the exception itself has told it
@@ -118,17 +127,12 @@ class ExitHooks:
             trouble = self._control.trouble
             if trouble is not None:
                 self._watchdog.report(trouble)
-            self._linger()
+            linger(self._control)
             flush_stdio()
             os._exit(1 if trouble is not None and self._control.caused(trouble) else PEER_FAILED_EXIT_CODE)
         self._forget_horovod()
-        self._linger()
+        linger(self._control)
         exit_hard_at_the_end(1)
-
-    def _linger(self) -> None:
-        """Live on until the other ranks have told why they end; the rank that broke the job goes first."""
-        trouble = self._control.trouble
-        time.sleep(LINGER_SECONDS if trouble is None or self._control.caused(trouble) else LINGER_SECONDS + 0.5)
 
 
 def _comes_from_horovod(error: Optional[BaseException]) -> bool:
@@ -140,3 +144,9 @@ def _comes_from_horovod(error: Optional[BaseException]) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _script_line(trace: Optional[TracebackType]) -> str:
+    """Where the user's script was: its innermost line, as " (file, line)"."""
+    frames = [frame for frame in traceback.extract_tb(trace) if "site-packages" not in frame.filename]
+    return " (%s, line %s)" % (frames[-1].filename, frames[-1].lineno) if frames else ""

@@ -88,6 +88,7 @@ class Hub:
         if not state.left and not self.closed:
             state.lost = True
             self.check()
+        self._send_all({"type": "gone", "rank": rank})
 
     def tick(self) -> None:
         """Called about twice a second: judge, and let the ranks know that rank 0 lives."""

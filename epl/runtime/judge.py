@@ -58,6 +58,8 @@ class RankState:
     """When it entered the program, left the last one, or said goodbye."""
 
     recent: List[Entry] = field(default_factory=list)
+    """Its last entries, the present one included."""
+
     waiting: Optional[Waiting] = None
     failed: Optional[str] = None
     follows: bool = False
@@ -255,25 +257,19 @@ def _overtaken(states: Sequence[RankState], now: float, stall_timeout: float) ->
 
 
 def _different_programs(states: Sequence[RankState], now: float, stall_timeout: float) -> Optional[Trouble]:
-    """Two ranks are long in programs that, by the order of entries, should be the same."""
-    stuck = [state for state in states if state.program is not None and now - state.since > stall_timeout]
-    for other in stuck[1:]:
-        first = stuck[0]
-        behind, ahead = (first, other) if first.entry <= other.entry else (other, first)
-        then = {entry: (program, step) for entry, program, step in ahead.recent}
-        if ahead.entry == behind.entry:
-            then[ahead.entry] = (ahead.program or "", ahead.step)
-        there = then.get(behind.entry)
-        if there is not None and there != (behind.program, behind.step):
-            text = "the ranks do not run the same thing: the parallel program number %d of rank %d is%s, that of rank %d is program %r, step %d" % (
-                behind.entry,
-                behind.rank,
-                _place(behind).replace(" in", "", 1),
-                ahead.rank,
-                there[0],
-                there[1],
-            )
-            return Trouble("diverged", (behind.rank, ahead.rank), text)
+    """A rank is long in a program, and another had or has a different one under the same number."""
+    known: Dict[int, Tuple[int, str, int]] = {}
+    for state in states:
+        for entry, program, step in state.recent:
+            known.setdefault(entry, (state.rank, program, step))
+    for state in states:
+        if state.program is None or now - state.since <= stall_timeout or state.entry not in known:
+            continue
+        rank, program, step = known[state.entry]
+        if (program, step) != (state.program, state.step):
+            text = "the ranks do not run the same thing: the parallel program number %d is %r, step %d, on rank %d, but %r, step %d, on rank %d"
+            both = (state.entry, state.program, state.step, state.rank, program, step, rank)
+            return Trouble("diverged", (state.rank, rank), text % both)
     return None
 
 

@@ -175,9 +175,13 @@ class Link:
         self._loop.call_later(seconds, function)
 
     def send(self, rank: int, message: Message) -> None:
+        self.send_line(rank, encode(message))
+
+    def send_line(self, rank: int, line: bytes) -> None:
+        """Send an encoded message."""
         connection = self._peers.get(rank)
         if connection is not None:
-            connection.send(message)
+            connection.send_line(line)
 
     def send_all(self, message: Message) -> None:
         """Send to all connected ranks, encoding once."""

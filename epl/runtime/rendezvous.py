@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from epl.cluster.hosts import machine_of
 from epl.errors import ClusterError
@@ -141,6 +141,7 @@ class Rendezvous:
         self._said: Dict[str, float] = {}
         self._store: Optional[GlooStore] = None
         self._self_checks = 3
+        self._unresolved: FrozenSet[str] = frozenset()
         name, port = network.split_address(self._hosts[0])
         if port is None:
             raise ClusterError("worker 0 of TF_CONFIG is %r, which has no port; write it as '%s:8000'" % (self._hosts[0], name))
@@ -191,12 +192,17 @@ class Rendezvous:
 
     def _name_unresolvable(self) -> None:
         """Name at once the hosts that have no address (yet); worker 0 does it for all."""
-        for host in sorted({network.split_address(host)[0] for host in self._hosts}):
-            try:
-                network.resolve(host)
-            except ClusterError as error:
-                indices = [str(i) for i, other in enumerate(self._hosts) if network.split_address(other)[0] == host]
-                self._tell("worker %s: %s" % (", ".join(indices), error))
+        names = {network.split_address(host)[0] for host in self._hosts}
+        while names and self._elapsed() < self._timeout:
+            for name in sorted(names):
+                try:
+                    network.resolve(name)
+                    names.discard(name)
+                except ClusterError as error:
+                    indices = [str(i) for i, other in enumerate(self._hosts) if network.split_address(other)[0] == name]
+                    self._tell("worker %s: %s" % (", ".join(indices), error))
+            self._unresolved = frozenset(names)
+            time.sleep(REPORT_SECONDS / 2)
 
     def _choose_interface(self, own: str, chief: str) -> Optional[network.Interface]:
         """The interface towards the peers: the one of the own address, else the one on the way to another worker."""
@@ -303,7 +309,10 @@ class Rendezvous:
         return [int(index) for index in reply.get("missing", [])], None
 
     def _missing_text(self, missing: Sequence[int], problem: Optional[str]) -> str:
-        shown = ["%d (%s)" % (index, self._hosts[index]) for index in missing[:16]]
+        shown = []
+        for index in missing[:16]:
+            unknown = network.split_address(self._hosts[index])[0] in self._unresolved
+            shown.append("%d (%s%s)" % (index, self._hosts[index], ", which can't be resolved" if unknown else ""))
         more = " and %d more" % (len(missing) - 16) if len(missing) > 16 else ""
         reason = " [%s]" % problem if problem else ""
         return "still waiting for %d of %d workers: %s%s%s" % (len(missing), len(self._hosts), ", ".join(shown), more, reason)

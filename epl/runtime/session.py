@@ -1,5 +1,6 @@
 """The session of a rank: every distinct `run` is compiled once and run from then on."""
 
+import hashlib
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -62,7 +63,10 @@ class RankSession:
         self._dirty: Dict[str, None] = {}
         self._agreed: Set[str] = set()
         self._steps = 0
+        # Compiling and bookkeeping are short; a step may last, and may wait for another
+        # thread (a queue runner) whose own program must be compiled meanwhile.
         self._lock = threading.RLock()
+        self._step_lock = threading.RLock()
 
     # The plan and the place to run.
 
@@ -115,7 +119,7 @@ class RankSession:
         traits = call.traits
         if not traits.parallel:
             return self._run_ready(self._ready(call, WHOLE, arrays), arrays, options, run_metadata)
-        with self._lock:
+        with self._step_lock:
             runs = self.plan.runs_per_step if traits.trains else 1
             position = self._position.get(traits.records, 0)
             part = WHOLE if runs == 1 else FIRST if position == 0 else LAST if position == runs - 1 else MIDDLE
@@ -208,14 +212,14 @@ class RankSession:
 
     def synchronize(self) -> None:
         """Make all replicas equal to the first one of the job in what was written outside training."""
-        with self._lock:
+        with self._step_lock:
             variables = sorted(self._dirty)
             if self.plan.ranks > 1:
                 self._connect()
                 variables = Env.get().control.agree("synchronize", {"variables": variables})[0]["variables"]
             if variables:
                 task = self._task()
-                name = "sync%d" % len(variables)
+                name = "sync" + hashlib.sha1("|".join(variables).encode()).hexdigest()[:10]
                 program = sync_program(self._index.whole(), variables, Task(plan=task.plan, rank=task.rank, devices=task.devices, key=name))
                 if program.targets:
                     loaded = self.store.load(program, name)

@@ -15,6 +15,7 @@ from tensorflow.core.framework import graph_pb2
 
 from epl import compat
 from epl.env import Env
+from epl.errors import PassError
 from epl.ir import attrs as A
 from epl.ir.program import LOOP_BACK, Node, Program, fill_node_def
 
@@ -101,6 +102,8 @@ class Store:
 
     def _suffixed(self, node: Node, key: str, names: Dict[str, str]) -> Tuple[str, bool]:
         """The name of a node that differs from its namesake, and whether that very node is there already."""
+        if node.op.startswith("Horovod"):
+            raise PassError("Collective '%s' exists with other inputs; ranks could not agree on a second name" % node.name)
         name = "%s/epl_%s" % (node.name, key)
         count = 0
         while name in self._written:

@@ -20,6 +20,10 @@ from epl.runtime.speak import say
 PEER_FAILED_EXIT_CODE = 70
 """Exit code of a rank that ended because of another rank, or because the ranks diverged (EX_SOFTWARE of sysexits.h)."""
 
+NOTICE_SECONDS = 0.1
+"""Between the news and the report: a caller of `agree` gets an exception instead. Short, because a launcher such as
+mpirun may end this process any moment."""
+
 GRACE_SECONDS = 1.0
 """Between the news and the end: Horovod often raises in the blocked call itself, and Python's own traceback says more."""
 
@@ -29,6 +33,9 @@ ENDING_SECONDS = 10.0
 LINGER_SECONDS = 1.5
 """How long a failing rank lives on after telling the others. Its exit makes a launcher such as mpirun kill them, and
 they shall first say on their own logs why they end."""
+
+FIRST_SECONDS = 5.0
+"""How long the others then wait for its end, so that launchers see the exit code of the rank that broke the job first."""
 
 
 class Watchdog(threading.Thread):
@@ -51,14 +58,16 @@ class Watchdog(threading.Thread):
         if trouble is None or os.getpid() != self._pid:
             return
         news = time.monotonic()
+        time.sleep(NOTICE_SECONDS)
+        if not self._may_end_itself():
+            self.report(trouble)
         time.sleep(GRACE_SECONDS)
         while self._may_end_itself() and time.monotonic() - news < ENDING_SECONDS:
             time.sleep(0.1)
         self.report(trouble)
-        own = self._control.caused(trouble)
-        time.sleep(max(0.0, news + LINGER_SECONDS + (0.0 if own else 0.5) - time.monotonic()))
+        linger(self._control)
         flush_stdio()
-        self._end(1 if own else PEER_FAILED_EXIT_CODE)
+        self._end(1 if self._control.caused(trouble) else PEER_FAILED_EXIT_CODE)
 
     def _may_end_itself(self) -> bool:
         """Whether an exception is on its way up the stack, or the interpreter is ending."""
@@ -76,6 +85,16 @@ class Watchdog(threading.Thread):
         else:
             here = "this rank was outside of parallel programs"
         say(self._control.rank, "the job is broken; %s\n%s" % (here, trouble.text))
+
+
+def linger(control: ControlChannel) -> None:
+    """Stay until the other ranks have told why they end; the rank that broke the job goes first."""
+    trouble = control.trouble
+    if trouble is None or control.caused(trouble):
+        time.sleep(LINGER_SECONDS)
+    elif trouble.kind in ("failed", "left"):
+        control.wait_for_end_of(trouble.ranks, LINGER_SECONDS + FIRST_SECONDS)
+        time.sleep(0.2)
 
 
 def flush_stdio() -> None:

@@ -1,7 +1,7 @@
 """What holds for the repository as a whole: metadata, commands, links, and rules about its text and code."""
 
 import ast
-import os
+import json
 import pathlib
 import re
 import shutil
@@ -11,6 +11,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from epl.cli import doctor
+from epl.cli.main import COMMANDS, main
 from epl.version import VERSION
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -96,21 +98,22 @@ class TestMetadata:
 
 
 class TestCommand:
-    def test_version(self):
-        done = python("-m", "epl.cli.main", "version", cwd=ROOT)
-        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, VERSION)
+    def test_version(self, capsys):
+        assert main(["version"]) == 0
+        assert capsys.readouterr().out == VERSION + "\n"
 
-    def test_help_names_every_command(self):
-        from epl.cli.main import COMMANDS
+    def test_help_names_every_command(self, capsys):
+        with pytest.raises(SystemExit) as exit_:
+            main(["--help"])
+        assert exit_.value.code == 0
+        output = capsys.readouterr().out
+        assert [command for command in COMMANDS if command not in output] == []
 
-        done = python("-m", "epl.cli.main", "--help", cwd=ROOT)
-        assert done.returncode == 0
-        assert [command for command in COMMANDS if command not in done.stdout] == []
-
-    def test_unknown_command(self):
-        done = python("-m", "epl.cli.main", "dance", cwd=ROOT)
-        assert done.returncode == 2
-        assert "invalid choice: 'dance'" in done.stdout
+    def test_unknown_command(self, capsys):
+        with pytest.raises(SystemExit) as exit_:
+            main(["dance"])
+        assert exit_.value.code == 2
+        assert "invalid choice: 'dance'" in capsys.readouterr().err
 
     def test_doctor_is_content_here(self):
         done = python("-m", "epl.cli.main", "doctor", cwd=ROOT)
@@ -126,12 +129,35 @@ class TestCommand:
             ({"EPL_CONFIG": "no/such/file.yaml"}, "no/such/file.yaml"),
         ],
     )
-    def test_doctor_finds_what_is_broken(self, variables, expected):
-        code = "import sys; from epl.cli import doctor; doctor.CHECKS = doctor.CHECKS[-2:]; from epl.cli.main import main; sys.exit(main(['doctor']))"
-        done = python("-c", code, cwd=ROOT, env=dict(os.environ, **variables))
-        assert done.returncode == 1, done.stdout
-        assert "BROKEN" in done.stdout and expected in done.stdout
-        assert "1 of 2 checks failed" in done.stdout
+    def test_doctor_finds_what_is_broken(self, variables, expected, monkeypatch, capsys):
+        monkeypatch.setattr(doctor, "CHECKS", (doctor.check_ranks, doctor.check_config))
+        for name_, value in variables.items():
+            monkeypatch.setenv(name_, value)
+        assert main(["doctor"]) == 1
+        output = capsys.readouterr().out
+        assert "BROKEN" in output and expected in output
+        assert "1 of 2 checks failed" in output
+
+    def test_doctor_reports_what_can_not_be_imported(self, monkeypatch, capsys):
+        monkeypatch.setattr(doctor, "CHECKS", (doctor.check_tensorflow, doctor.check_horovod))
+        monkeypatch.setattr(doctor, "PROBE_TENSORFLOW", "raise ImportError('libsomething.so is missing')")
+        monkeypatch.setattr(doctor, "PROBE_HOROVOD", "import os; os.abort()")
+        monkeypatch.setattr(doctor, "_is_there", lambda module: True)
+        assert main(["doctor", "--json"]) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert [finding["state"] for finding in found] == ["BROKEN", "BROKEN"]
+        assert "libsomething.so is missing" in found[0]["found"]
+        assert "code -6" in found[1]["found"]
+
+    def test_doctor_on_missing_horovod(self, monkeypatch, capsys):
+        monkeypatch.setattr(doctor, "CHECKS", (doctor.check_horovod,))
+        monkeypatch.setattr(doctor, "_is_there", lambda module: module != "horovod")
+        assert main(["doctor"]) == 0
+        assert "note    Horovod      missing" in capsys.readouterr().out
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+        assert main(["doctor"]) == 1
+        assert "this process is one of 2" in capsys.readouterr().out
 
 
 class TestDocumentation:

@@ -45,7 +45,7 @@ def keras_batch_norm(run):
         training = tf.placeholder(tf.bool, [])
         layer = tf.keras.layers.BatchNormalization(momentum=0.9, name="bn")
         # by hand in plain TensorFlow: one copy per replica on the same variables
-        parts = tf.split(x, run.layout.replicas) if run.plain else [x]
+        parts = tf.split(x, run.layout.batches) if run.plain else [x]
         loss = tf.add_n([tf.reduce_mean(tf.square(layer(part, training=training) - 1.0)) for part in parts]) / len(parts)
         updates = [] if run.plain else layer.updates
         run.merge(loss)

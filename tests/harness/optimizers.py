@@ -43,10 +43,17 @@ class AdamWeightDecay(tf.train.Optimizer):
 
 
 def _bert_style(optimizer: tf.train.Optimizer, loss: tf.Tensor, variables: Sequence[tf.Variable], step: Optional[tf.Variable]) -> tf.Operation:
-    """Global clipping of `tf.gradients`, and an own assignment to the global step."""
+    """Global clipping of `tf.gradients`, and an own assignment to the global step.
+
+    The assignment waits for the updates: without that, as in BERT's script, it races with the
+    reads of the learning rate.
+    """
     clipped, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), clip_norm=0.5)
     train = optimizer.apply_gradients(list(zip(clipped, variables)))
-    return train if step is None else tf.group(train, step.assign(step + 1))
+    if step is None:
+        return train
+    with tf.control_dependencies([train]):
+        return step.assign(step + 1).op
 
 
 def train_op(name: str, loss: tf.Tensor, variables: Sequence[tf.Variable], count: bool) -> tf.Operation:

@@ -30,8 +30,8 @@ def rank_session(session: Any) -> Optional[Any]:
     if found is not None:
         return found
     env = Env.get()
-    if not env.initialized or session.__dict__.get(_CONFIG) is _OWN or not concerns(session.graph):
-        return None
+    if not env.initialized or session.__dict__.get(_CONFIG, _OWN) is _OWN or not concerns(session.graph):
+        return None  # a session made before `epl.init` is not ours either
     from epl.runtime.session import RankSession
 
     config = session.__dict__.get(_CONFIG)
