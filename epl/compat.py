@@ -177,3 +177,28 @@ def is_global_default_graph(graph: tf.Graph) -> bool:
 
     stack = ops._default_graph_stack  # pylint: disable=protected-access
     return not stack.stack and not is_function_graph(graph)
+
+
+def moments_function() -> Callable[..., Any]:
+    """The function behind `tf.nn.moments` of all API versions."""
+    from tensorflow.python.ops import nn_impl
+
+    return nn_impl.moments
+
+
+def fused_batch_norm_function() -> Callable[..., Any]:
+    """The function behind `tf.compat.v1.nn.fused_batch_norm`, which Keras calls too."""
+    from tensorflow.python.ops import nn_impl
+
+    return nn_impl.fused_batch_norm
+
+
+def modules_with(name: str, value: Any) -> List[Any]:
+    """The loaded TensorFlow and Keras modules in which `name` is that very function."""
+    import sys
+
+    found = []
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] in ("tensorflow", "keras", "tf_keras") and getattr(module, "__dict__", {}).get(name) is value:
+            found.append(module)
+    return found

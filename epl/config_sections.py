@@ -252,6 +252,12 @@ class CommunicationSection(Section):
         "their `mean`, or the value of the `first` replica.",
         "前向计算中更新的变量（例如批归一化的滑动统计量）在副本之间的合并方式：取平均值（`mean`），或取第一个副本的值（`first`）。",
     )
+    sync_batch_norm = BoolKey(
+        False,
+        "Batch normalisation in training takes mean and variance over the batches of all replicas, as plain training on the global batch does. "
+        "It costs two small all-reduces per layer and direction.",
+        "训练时批归一化的均值和方差在所有副本的批次上计算，与单设备在全局批次上训练一致。每层每个方向多两次小的 all-reduce。",
+    )
 
 
 class IoSection(Section):

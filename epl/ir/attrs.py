@@ -23,10 +23,25 @@ APPLY_GRADIENT = "_epl_apply_gradient"
 SEED = "_epl_gradient_seed"
 """Marks the ones that a gradient call starts from (bool)."""
 
+SYNC = "_epl_sync"
+"""Marks an identity whose value is the "mean" or "sum" of the replicas' values."""
+
+DEFAULT = "_epl_default"
+"""Index of the taskgraph of the default strategy under which a node outside scopes was built (int)."""
+
+FORWARD_OP = "_epl_forward"
+"""Name of the forward op whose gradient a node is part of (string); where that op is in no scope itself."""
+
+SUMMED = "_epl_summed"
+"""Name of the forward op of whose output a node sums the partial gradients (string)."""
+
+UPDATE = "_epl_update"
+"""Number of the `apply_gradients` call that built the node (int)."""
+
 COLLECTION = "_epl_collection"
 """In which merge collections the node's outputs are: strings `<output index>:<collection key>`."""
 
-PRIVATE = (TASKGRAPH, BACKWARD, RAW_GRADIENT, APPLY_GRADIENT, SEED, COLLECTION, "_class", "_gradient_op_type", "_output_shapes")
+PRIVATE = (TASKGRAPH, BACKWARD, RAW_GRADIENT, APPLY_GRADIENT, SEED, SYNC, COLLECTION, "_class", "_gradient_op_type", "_output_shapes")
 """Attributes that mean nothing to the executor and are left out of rewritten nodes."""
 
 

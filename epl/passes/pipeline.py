@@ -12,6 +12,7 @@ from epl.passes.effects import Guard, Order, Statistics
 from epl.passes.gradients import Gradients
 from epl.passes.outputs import Outputs
 from epl.passes.partial import Partial
+from epl.passes.synchronise import Synchronise
 from epl.passes.weigh import Weigh
 from epl.planner.plan import Task
 
@@ -23,6 +24,7 @@ def default_passes(task: Task) -> List[Pass]:
         Clone(),
         Agree(),
         Weigh(),
+        Synchronise(),
         Partial(),
         Order(),
         Statistics(),

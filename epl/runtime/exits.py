@@ -109,11 +109,17 @@ class ExitHooks:
             self._exit_call = (status, self._control.place)
         self._previous_exit(status)
 
+    def exit_status(self) -> Any:
+        """What the script ends with, as far as `sys.exit` tells; None for success."""
+        if self._exit_call is None or self._exit_call[1] is not self._control.place:
+            return None
+        return self._exit_call[0]
+
     def _at_exit(self) -> None:
         if self._elsewhere():
             return
         failed = self._control.trouble is not None or self._control.failed_here
-        status = self._exit_call[0] if self._exit_call is not None and self._exit_call[1] == self._control.place else None
+        status = self.exit_status()
         if not failed and status not in (None, 0, False):
             self._control.fail("sys.exit(%r)" % (status,))
             failed = True

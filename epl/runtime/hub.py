@@ -116,10 +116,10 @@ class Hub:
             self._send_all(dict(self.trouble.to_json(), type="trouble"))
 
     def describe(self, rank: int) -> str:
-        return describe(self.states[rank], self._clock(), self._stall_timeout)
+        return describe(self.states[rank], self._clock())
 
     def report(self) -> str:
-        return report(self.states, self._clock(), self._stall_timeout)
+        return report(self.states, self._clock())
 
     def _note_place(self, state: RankState, message: Message, now: float) -> None:
         state.entry = int(message["entry"])

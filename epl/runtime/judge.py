@@ -15,6 +15,9 @@ from epl.errors import DivergenceError, EplError, RankFailedError, StallError
 CONFIRM_SECONDS = 1.5
 """How long two reports must contradict each other; covers a report under way."""
 
+QUIET_SECONDS = 3.0
+"""Heartbeats are at most a second apart; a report mentions longer silences."""
+
 Entry = Tuple[int, str, int]
 """Number of the entry, program, step."""
 
@@ -102,7 +105,7 @@ class Trouble:
         return cls(str(data["kind"]), tuple(int(rank) for rank in data["ranks"]), str(data["text"]))
 
 
-def describe(state: RankState, now: float, stall_timeout: float = 60.0) -> str:
+def describe(state: RankState, now: float) -> str:
     """What a rank is doing, in a few words."""
     if state.program is not None:
         doing = "is in program %r, step %d, for %.0f s" % (state.program, state.step, now - state.since)
@@ -116,21 +119,21 @@ def describe(state: RankState, now: float, stall_timeout: float = 60.0) -> str:
     else:
         doing = "has not entered a parallel program yet"
     silence = now - state.heard
-    if not state.left and silence > max(3.0, 0.2 * stall_timeout):
+    if not state.left and silence > QUIET_SECONDS:
         doing = doing.replace("is in", "was in").replace("waits for", "waited for").replace("is outside", "was outside")
         doing += ", and has sent no sign of life for %.0f s" % silence
     return "rank %d (%s) %s" % (state.rank, state.where, doing)
 
 
-def report(states: Sequence[RankState], now: float, stall_timeout: float, limit: int = 16) -> str:
+def report(states: Sequence[RankState], now: float, limit: int = 16) -> str:
     """What every rank is doing, a line each; of a big job those that stand out first."""
 
     def oddity(state: RankState) -> Tuple[bool, float, int, int]:
-        return not (state.failed or state.lost), min(state.heard, now - 3), state.entry, state.rank
+        return not (state.failed or state.lost), min(state.heard, now - QUIET_SECONDS), state.entry, state.rank
 
     ordered = sorted(states, key=oddity)
     shown = sorted(ordered[:limit], key=lambda state: state.rank)
-    lines = ["  " + describe(state, now, stall_timeout) for state in shown]
+    lines = ["  " + describe(state, now) for state in shown]
     if len(states) > limit:
         lines.append("  and %d more ranks" % (len(states) - limit))
     return "\n".join(lines)
@@ -141,7 +144,7 @@ def judge(states: Sequence[RankState], now: float, stall_timeout: float) -> Opti
     for rule in (_failed, _lost, _silent, _left, _crossed, _overtaken, _different_programs):
         trouble = rule(states, now, stall_timeout)
         if trouble is not None:
-            everybody = report(states, now, stall_timeout)
+            everybody = report(states, now)
             return Trouble(trouble.kind, trouble.ranks, "%s\nWhat each rank was doing:\n%s" % (trouble.text, everybody))
     return None
 
@@ -161,9 +164,9 @@ def _failed(states: Sequence[RankState], now: float, stall_timeout: float) -> Op
         return None
     first = min(failed, key=lambda state: (state.follows, state.failed_at))
     text = "rank %d (%s) failed%s:\n%s" % (first.rank, first.where, _place(first), (first.failed or "").rstrip())
-    quiet = [state for state in states if not state.left and not state.lost and now - state.heard > 3 and state.rank != first.rank]
+    quiet = [state for state in states if not state.left and not state.lost and now - state.heard > QUIET_SECONDS and state.rank != first.rank]
     if first.follows and quiet:
-        text += "\nIts cause is likely: " + "; ".join(describe(state, now, stall_timeout) for state in quiet[:4])
+        text += "\nIts cause is likely: " + "; ".join(describe(state, now) for state in quiet[:4])
     return Trouble("failed", (first.rank,), text)
 
 
@@ -258,15 +261,16 @@ def _overtaken(states: Sequence[RankState], now: float, stall_timeout: float) ->
 
 def _different_programs(states: Sequence[RankState], now: float, stall_timeout: float) -> Optional[Trouble]:
     """A rank is long in a program, and another had or has a different one under the same number."""
-    known: Dict[int, Tuple[int, str, int]] = {}
+    known: Dict[int, Dict[Tuple[str, int], int]] = {}
     for state in states:
         for entry, program, step in state.recent:
-            known.setdefault(entry, (state.rank, program, step))
+            known.setdefault(entry, {}).setdefault((program, step), state.rank)
     for state in states:
-        if state.program is None or now - state.since <= stall_timeout or state.entry not in known:
+        if state.program is None or now - state.since <= stall_timeout:
             continue
-        rank, program, step = known[state.entry]
-        if (program, step) != (state.program, state.step):
+        others = [item for item in known.get(state.entry, {}).items() if item[0] != (state.program, state.step)]
+        if others:
+            (program, step), rank = others[0]
             text = "the ranks do not run the same thing: the parallel program number %d is %r, step %d, on rank %d, but %r, step %d, on rank %d"
             both = (state.entry, state.program, state.step, state.rank, program, step, rank)
             return Trouble("diverged", (state.rank, rank), text % both)
@@ -281,4 +285,4 @@ def waiting_line(states: Sequence[RankState], now: float, stall_timeout: float) 
         long += [state for state in states if state.left and now - state.since > stall_timeout]
     if not long:
         return None
-    return "no rank has failed, but some wait for more than %g s:\n%s" % (stall_timeout, report(states, now, stall_timeout))
+    return "no rank has failed, but some wait for more than %g s:\n%s" % (stall_timeout, report(states, now))

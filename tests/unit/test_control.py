@@ -13,7 +13,6 @@ import pytest
 from epl.errors import DivergenceError, EplError, RankFailedError, StallError
 from epl.runtime.control import ControlChannel
 from epl.runtime.judge import Trouble
-from epl.runtime.watchdog import PEER_FAILED_EXIT_CODE, Watchdog
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -357,48 +356,6 @@ def test_enter_and_leave_are_cheap():
                 channels[0].leave()
             best = min(best, (time.perf_counter() - start) / 4000)
         assert best < 5e-6  # 0.3 microseconds on a free core
-
-
-def ended_by(channel):
-    """The exit code with which a watchdog of this channel ends the process."""
-    codes = queue.Queue()
-    Watchdog(channel, codes.put).start()
-    return codes
-
-
-def test_the_watchdog_ends_a_blocked_rank_with_one_report(capfd):
-    with job(2) as channels:
-        channels[0].enter("train", 3)
-        codes = ended_by(channels[0])
-        start = time.monotonic()
-        channels[1]._link.close(2)
-        assert codes.get(timeout=10) == PEER_FAILED_EXIT_CODE
-        assert time.monotonic() - start < 3.0
-    printed = capfd.readouterr().err
-    assert printed.count("the job is broken") == 1
-    assert "epl: rank 0: the job is broken; this rank was in program 'train', step 3" in printed
-    assert "rank 1" in printed and "died" in printed
-    assert all(line.startswith("epl: rank 0: ") for line in printed.splitlines())
-
-
-def test_the_watchdog_leaves_time_to_a_rank_that_got_the_exception():
-    with job(2) as channels:
-        codes = ended_by(channels[0])
-        errors = []
-
-        def script(channel):
-            if channel.rank == 1:
-                channel._link.close(2)
-                return
-            try:
-                channel.agree("run", {})
-            except EplError as error:
-                errors.append(error)
-            time.sleep(2.5)
-            errors.append(codes.empty())
-
-        together(channels, script)
-        assert isinstance(errors[0], RankFailedError) and errors[1] is True
 
 
 def test_trouble_survives_the_way_over_the_network():

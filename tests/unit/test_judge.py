@@ -88,7 +88,7 @@ def test_a_death_explains_an_echo():
 def test_the_report_of_a_big_job_is_short_and_shows_who_stands_out():
     states = [inside(rank, 5, "train", 4, 10) for rank in range(1000)]
     states[700] = inside(700, 5, "train", 4, 10, heard=NOW - 30)
-    lines = report(states, NOW, STALL).splitlines()
+    lines = report(states, NOW).splitlines()
     assert len(lines) == 17 and lines[-1].strip() == "and 984 more ranks"
     assert any("rank 700" in line and "no sign of life for 30 s" in line for line in lines)
 

@@ -1,0 +1,217 @@
+"""Running programs with TensorFlow alone: plainly, or all ranks of a layout in one session.
+
+The programs of several ranks are put into one graph. Each rank's nodes, variables and
+loops get a name of their own, and Horovod's ops are replaced by what they mean: a sum,
+a concatenation or the root's value over the ranks. What is compared with plain
+TensorFlow is then the very program that a rank would run, without processes.
+"""
+
+import contextlib
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+import epl
+from epl.ir import attrs as A
+from epl.ir import op_table
+from epl.ir.build import Builder
+from epl.ir.program import DIVIDE, SAME, Node, Program
+from epl.passes.communicate import ANCHOR
+from epl.passes.sync import sync_program
+from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
+from epl.runtime.compiler import Signature, compile_program, traits_of
+from epl.runtime.feeding import FeedSpec, as_array, check, modes_of
+from epl.runtime.graph_index import GraphIndex
+
+
+@contextlib.contextmanager
+def user_graph(v2=False, resource=True, **config):
+    """A graph in which gradients are recorded as after `epl.init`; yields a function that indexes it."""
+    resources, flow = tf.resource_variables_enabled(), tf.control_flow_v2_enabled()
+    (tf.enable_resource_variables if resource else tf.disable_resource_variables)()
+    (tf.enable_control_flow_v2 if v2 else tf.disable_control_flow_v2)()
+    try:
+        with tf.Graph().as_default() as graph:
+            epl.init(epl.Config(config))
+            yield lambda: GraphIndex(graph).whole()
+    finally:
+        epl.shutdown()
+        (tf.enable_resource_variables if resources else tf.disable_resource_variables)()
+        (tf.enable_control_flow_v2 if flow else tf.disable_control_flow_v2)()
+
+
+class Plain:
+    """The user's graph as it is."""
+
+    def __init__(self, whole):
+        graph = tf.Graph()
+        with graph.as_default():
+            tf.import_graph_def(whole.to_graph_def(), name="")
+        self.session = tf.Session(graph=graph)
+
+    def run(self, fetches, feeds=None):
+        names = [fetches] if isinstance(fetches, str) else list(fetches)
+        values = self.session.run(names, feeds)
+        return [v for n, v in zip(names, values) if ":" in n]
+
+
+class Machine:
+    """All ranks of a layout.
+
+    devices: local replicas of each rank. m: micro-batches. Other options are those of `Plan`.
+    """
+
+    def __init__(self, whole, devices=1, ranks=1, m=1, in_run=True, **plan):
+        self.whole = whole
+        self.plan = Plan(ranks=ranks, devices_per_rank=devices, micro_batches=m, accumulate_in_run=in_run, **plan)
+        self.names = tuple("/device:CPU:%d" % d for d in range(devices))
+        self.graph = tf.Graph()
+        self.session = tf.Session(graph=self.graph, config=tf.ConfigProto(device_count={"CPU": devices}))
+        self.dirty = {}
+        self.position = {}
+        self.executables = []
+        self._loaded = {}
+
+    def run(self, fetches, feeds=None):
+        """Run on all ranks; each rank is fed its part of each batch. Returns a list of the fetched tensors per rank."""
+        fetches = (fetches,) if isinstance(fetches, str) else tuple(fetches)
+        feeds = feeds or {}
+        traits = traits_of(self.whole, Signature(fetches, tuple(feeds), (SAME,) * len(feeds)))
+        part = self._part(traits)
+        values, modes = self._feeds(feeds, traits)
+        if traits.parallel and self.dirty:
+            self.synchronize()
+        names = fetches, tuple(feeds), modes, part
+        if names not in self._loaded:
+            self._loaded[names] = self._load([self._compile(rank, Signature(*names[:3]), traits, part) for rank in range(self.plan.ranks)])
+        results = self._call(self._loaded[names], values)
+        self.dirty.update((v, None) for v in self._loaded[names][0][0].written)
+        return results
+
+    def synchronize(self):
+        """Make all replicas equal, as a session does before a parallel program."""
+        variables, self.dirty = sorted(self.dirty), {}
+        tasks = [self._task(rank, WHOLE) for rank in range(self.plan.ranks)]
+        programs = [sync_program(self.whole, variables, task) for task in tasks]
+        if self.plan.replicas > 1:
+            self._call((programs, self._import(programs)), [{} for _ in tasks])
+
+    def value(self, name, rank=0):
+        """The value of a variable in one replica's copy, named as in the rank's program."""
+        for executable in self.executables:
+            if executable.task.rank == rank and name in executable.program.nodes:
+                node = executable.program.nodes[name]
+                shared = _prefix(self.plan.ranks, rank) + node.str_attr("shared_name")
+                with self.graph.as_default(), tf.device(node.device):
+                    dtype = tf.as_dtype(node.attr("dtype").type)
+                    shape = tf.TensorShape(node.attr("shape").shape)
+                    if node.op == "VarHandleOp":
+                        handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=shared)
+                        return self.session.run(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
+                    return self.session.run(tf.raw_ops.VariableV2(shape=shape, dtype=dtype, shared_name=shared))
+        raise KeyError(name)
+
+    def _part(self, traits):
+        runs = self.plan.runs_per_step if traits.trains else 1
+        position = self.position.get(traits.records, 0)
+        if runs > 1:
+            self.position[traits.records] = (position + 1) % runs
+        return WHOLE if runs == 1 else FIRST if position == 0 else LAST if position == runs - 1 else MIDDLE
+
+    def _feeds(self, feeds, traits):
+        specs = [FeedSpec(n, self._dtype(n), self.whole.shape_of((n.split(":")[0], int(n.split(":")[1])))) for n in feeds]
+        ranks = self.plan.ranks
+        parts = self.plan.devices_per_rank * (self.plan.batches_per_run if traits.trains else 1)
+        arrays = [as_array(spec, value) for spec, value in zip(specs, feeds.values())]
+        modes = modes_of(specs, arrays, parts * ranks) if traits.parallel else (SAME,) * len(specs)
+        split = [np.split(a, ranks) if mode == DIVIDE else [a] * ranks for a, mode in zip(arrays, modes)]
+        for rank in range(ranks):
+            for spec, pieces, mode in zip(specs, split, modes):
+                check(spec, pieces[rank], mode, parts)
+        return [{spec.name: pieces[rank] for spec, pieces in zip(specs, split)} for rank in range(ranks)], modes
+
+    def _dtype(self, name):
+        node, index = name.split(":")
+        return np.dtype(tf.as_dtype(op_table.dtype_of(self.whole, node, int(index))).as_numpy_dtype)
+
+    def _task(self, rank, part):
+        return Task(plan=self.plan, rank=rank, devices=self.names, part=part, key="sync")
+
+    def _compile(self, rank, signature, traits, part):
+        executable = compile_program(self.whole, signature, traits, self.plan, self._task(rank, part))
+        self.executables.append(executable)
+        return executable
+
+    def _load(self, executables):
+        return executables, self._import([e.program for e in executables])
+
+    def _import(self, programs):
+        joined = programs[0] if len(programs) == 1 else join(programs)
+        scope = "p%d" % len(self.graph.get_operations())
+        with self.graph.as_default():
+            tf.import_graph_def(joined.to_graph_def(), name=scope)
+        return scope
+
+    def _call(self, loaded, values):
+        items, scope = loaded
+        programs = [getattr(item, "program", item) for item in items]
+        feeds, names = {}, []
+        for rank, program in enumerate(programs):
+            base = scope + "/" + _prefix(len(programs), rank)
+            for feed in program.feeds:
+                value = 0 if feed.node == ANCHOR else values[rank]["%s:%d" % feed.ref]
+                feeds[base + feed.node + ":0"] = value
+            names.append(([base + "%s:%d" % r for r in program.fetches], [base + t for t in program.targets]))
+        fetched = self.session.run([tuple(tensors + [self.graph.get_operation_by_name(t) for t in targets]) for tensors, targets in names], feeds)
+        return [list(values[: len(tensors)]) for values, (tensors, _) in zip(fetched, names)]
+
+
+def _prefix(ranks, rank):
+    return "" if ranks == 1 else "rank%d/" % rank
+
+
+def join(programs):
+    """The programs of all ranks as one, with collectives inside the graph."""
+    nodes = {}
+    collectives = [{n.name for n in p.nodes.values() if n.op.startswith("Horovod")} for p in programs]
+    assert all(found == collectives[0] for found in collectives), "the ranks do not have the same collectives: %s" % collectives
+    for rank, program in enumerate(programs):
+        prefix = _prefix(len(programs), rank)
+        for node in program.nodes.values():
+            own = {a: A.of_str(prefix + node.str_attr(a)) for a in ("shared_name", "frame_name") if node.str_attr(a)}
+            moved = node.replace(
+                name=prefix + node.name,
+                inputs=[(prefix + s, i) for s, i in node.inputs],
+                controls=[prefix + c for c in node.controls],
+                attrs=dict(node.attrs, **own),
+            )
+            nodes[moved.name] = moved
+    for name in sorted(collectives[0]):
+        members = [nodes.pop(_prefix(len(programs), rank) + name) for rank in range(len(programs))]
+        assert len({m.op for m in members}) == 1 and all(m.str_attr("_epl_collective") == name for m in members)
+        for member in members:
+            outputs = [_collective(nodes, member, index, [m.inputs[index] for m in members]) for index in range(len(member.inputs))]
+            types = AttrValue(list=AttrValue.ListValue(type=[member.attr("T").type] * len(outputs)))
+            nodes[member.name] = Node(member.name, "IdentityN", outputs, attrs={"T": types})
+    return Program(nodes, library=programs[0].library, versions=programs[0].versions)
+
+
+def _collective(nodes, member, index, sources):
+    build = Builder(nodes, member.device)
+    name = "%s/out_%d" % (member.name, index)
+    dtype = member.attr("T").type
+    wait = member.controls
+    if member.op in ("HorovodAllreduce", "HorovodGroupedAllreduce"):
+        build.op("AddN", name + "/sum", sources, wait, T=A.of_type(dtype), N=A.of_int(len(sources)))
+        if member.attr("reduce_op").i == 4:
+            nodes.pop(name + "/sum")
+            stacked = build.pack(name + "/stack", sources, dtype)
+            axis = build.const(name + "/axis", 0, 3)
+            build.op("Max", name + "/sum", [stacked, axis], wait, T=A.of_type(dtype), Tidx=A.of_type(3), keep_dims=A.of_bool(False))
+        return build.mul(name, (name + "/sum", 0), build.const(name + "/factor", member.attr("postscale_factor").f, dtype), dtype)
+    if member.op == "HorovodAllgather":
+        axis = build.const(name + "/axis", 0, 3)
+        return build.op("ConcatV2", name, list(sources) + [axis], wait, T=A.of_type(dtype), Tidx=A.of_type(3), N=A.of_int(len(sources)))
+    assert member.op == "HorovodBroadcast"
+    return build.identity(name, sources[member.attr("root_rank").i], dtype, wait)
