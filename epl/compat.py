@@ -28,7 +28,7 @@ def base_session_class() -> type:
 
 
 def gradients_module() -> Any:
-    """The module whose `_GradientsHelper` builds every symbolic gradient."""
+    """The module whose `_GradientsHelper` builds every symbolic gradient, and `_AggregatedGrads` sums partial ones."""
     return gradients_util
 
 
@@ -202,3 +202,18 @@ def modules_with(name: str, value: Any) -> List[Any]:
         if module_name.split(".")[0] in ("tensorflow", "keras", "tf_keras") and getattr(module, "__dict__", {}).get(name) is value:
             found.append(module)
     return found
+
+
+def file_dataset_classes() -> List[type]:
+    """The classes that read files by name; the v1 classes make one of these."""
+    from tensorflow.python.data.ops import readers
+
+    names = ("TextLineDatasetV2", "TFRecordDatasetV2", "FixedLengthRecordDatasetV2")
+    return [getattr(readers, name) for name in names if hasattr(readers, name)]
+
+
+def list_files_owners() -> List[type]:
+    """The dataset class that defines `list_files`; that of v1 calls it."""
+    from tensorflow.python.data.ops import dataset_ops
+
+    return [dataset_ops.DatasetV2]

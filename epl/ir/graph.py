@@ -53,13 +53,15 @@ class Graph:
         self._scopes: List[Any] = []
         self._user_default_taskgraph: Optional[Taskgraph] = None
         self._epl_default_taskgraph: Optional[Taskgraph] = None
+        self.defaults: List[Tuple[int, int]] = []
+        """(number of ops, taskgraph) each time a default strategy was set: it holds for the ops created from then on."""
         self._current_model_phase = ModelPhase.FORWARD
         self.gradient_calls = 0
         self._gradients: Dict[str, Tuple[Any, Any]] = {}
         self._views: Any = None
         default = Env.get().strategy_context.default_strategy
         if default is not None:
-            self.set_default_strategy(default)
+            self._set_default(default, 0)
 
     @classmethod
     def get(cls, may_create: bool = False) -> Optional["Graph"]:
@@ -109,7 +111,13 @@ class Graph:
 
     def set_default_strategy(self, strategy: Any) -> None:
         """Ops outside scopes belong to the taskgraph of this strategy from now on."""
-        self._user_default_taskgraph = self._taskgraph_of(strategy)
+        self._set_default(strategy, compat.op_count(self.tf_graph))
+
+    def _set_default(self, strategy: Any, since: int) -> None:
+        taskgraph = self._taskgraph_of(strategy)
+        if taskgraph is not self._user_default_taskgraph:
+            self.defaults.append((since, taskgraph.index))
+        self._user_default_taskgraph = taskgraph
         if Env.get().config.cluster.colocate_split_and_replicate:
             self.lay_out()
 

@@ -1,5 +1,6 @@
 """What EPL knows about TensorFlow's op types: state, randomness, data sources, dtypes."""
 
+import functools
 from typing import Any, Dict, FrozenSet, List, Optional, Set
 
 from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
@@ -42,6 +43,12 @@ SHARED_HANDLES = frozenset(
     "SparseConditionalAccumulator SummaryWriter MutexV2 BoostedTreesEnsembleResourceHandleOp DecodeProtoV2".split()
 ) - {"DecodeProtoV2"}
 """Host resources that exist once per process whatever the number of replicas."""
+
+UNNAMED_HANDLES = frozenset(
+    "OneShotIterator AnonymousIterator AnonymousIteratorV2 AnonymousIteratorV3 AnonymousHashTable AnonymousMutableHashTable "
+    "AnonymousMutableDenseHashTable".split()
+)
+"""Handles that take no name of their own: their kernel keeps the resource."""
 
 SHARED_WRITES = frozenset(
     "MakeIterator InitializeTable InitializeTableV2 InitializeTableFromTextFile InitializeTableFromTextFileV2 "
@@ -211,6 +218,36 @@ def ref_outputs(node: Node, program: Optional[Program] = None) -> bool:
     if node.op in ("Identity", "Switch", "Enter"):
         return False
     return bool(definition.output_arg) and bool(definition.output_arg[0].is_ref)
+
+
+@functools.lru_cache(maxsize=None)
+def _never_a_handle(op: str) -> bool:
+    """True for an op type none of whose outputs can be a reference or a resource."""
+    definition = compat.op_def(op)
+    if definition is None:
+        return op.startswith(PSEUDO)
+    allowed = {a.name: a.allowed_values.list.type for a in definition.attr}
+    for arg in definition.output_arg:
+        if arg.is_ref or arg.type == types_pb2.DT_RESOURCE or arg.type_list_attr:
+            return False
+        if arg.type_attr and (not allowed[arg.type_attr] or types_pb2.DT_RESOURCE in allowed[arg.type_attr]):
+            return False
+    return True
+
+
+def is_handle(node: Node, index: int, program: Optional[Program] = None) -> bool:
+    """True when output `index` of a node is a reference to a variable's buffer or the handle of a resource."""
+    if _never_a_handle(node.op):
+        return False
+    definition = _signature(node, program)
+    default = {a.name: a.default_value for a in definition.attr}
+    position = 0
+    for arg in definition.output_arg:
+        types = _expand(arg, node, default)
+        if position <= index < position + len(types):
+            return bool(arg.is_ref) or types[index - position] == types_pb2.DT_RESOURCE
+        position += len(types)
+    return False
 
 
 def is_stateful(node: Node, program: Optional[Program] = None) -> bool:

@@ -153,6 +153,8 @@ class Program:
       shape_of: static shape of a tensor of the user's graph, None for an unknown rank.
       ragged: drawn tensors whose dimension 0 is a batch that may be smaller at the end.
       agreement: what the agree pass added (`epl.passes.agree.Agreement`), else None.
+      assignment: node -> its taskgraph (`epl.passes.assign.Assigned`), as decided on the whole
+        graph; None for a graph with one taskgraph.
     """
 
     def __init__(
@@ -170,6 +172,7 @@ class Program:
         shape_of: Callable[[Ref], Shape] = lambda ref: None,
         ragged: Sequence[Ref] = (),
         agreement: Any = None,
+        assignment: Optional[Mapping[str, Any]] = None,
     ):
         self.nodes = nodes
         self.fetches = tuple(fetches)
@@ -184,6 +187,7 @@ class Program:
         self.shape_of = shape_of
         self.ragged = tuple(ragged)
         self.agreement = agreement
+        self.assignment = assignment
         self._functions: Optional[Dict[str, function_pb2.FunctionDef]] = None
         self._consumers: Optional[Dict[str, List[Tuple[str, int]]]] = None
 
@@ -207,7 +211,7 @@ class Program:
         return self._consumers
 
     def taskgraph_of(self, name: str) -> Optional[int]:
-        """The taskgraph of a node: its own, else that of the state or tensors it works on."""
+        """The taskgraph of a node, as the classify pass set it; None for a node that belongs nowhere."""
         return self.nodes[name].taskgraph
 
     def function(self, name: str) -> Optional[function_pb2.FunctionDef]:
@@ -292,7 +296,7 @@ class Program:
 
 _FIELDS = (
     "nodes", "fetches", "targets", "feeds", "library", "versions", "facts", "raw_gradients", "apply_gradients", "collections", "shape_of",
-    "ragged", "agreement",
+    "ragged", "agreement", "assignment",
 )
 
 LOOP_BACK = ("NextIteration", "RefNextIteration")

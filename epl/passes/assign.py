@@ -28,7 +28,7 @@ Control edges decide nothing.
 """
 
 from collections import deque
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from epl.ir import attrs as A
 from epl.ir import op_table
@@ -38,6 +38,8 @@ from epl.ir.program import LOOP_BACK, Node, Program, Ref
 OWN, DEFAULT, BACKWARD, FRAME, STATE = "own", "default", "backward", "frame", "state"
 INPUTS, SUMMED, COLOCATED, LARGEST, NONE = "inputs", "summed", "colocated", "largest", "none"
 CONSUMER, UPDATE, WRITTEN = "consumer", "update", "written"
+
+_STATE = op_table.VARIABLES | op_table.STEP_STATE
 
 _UNKNOWN_DIMENSION = 32
 """Stands for a dimension that is not known when sizes are compared: usually a batch."""
@@ -50,13 +52,17 @@ class Assigned(NamedTuple):
     rule: str
 
 
-def assign(program: Program) -> Dict[str, Assigned]:
+def assign(program: Program, placed: Optional[Mapping[str, Assigned]] = None) -> Dict[str, Assigned]:
     """Decide the taskgraph of every node of a user's graph.
 
     Reads the attributes of `epl.ir.attrs` on the nodes, the raw gradients and the static
     shapes of the program. The result depends on nothing else.
+
+    Args:
+      program: the whole graph, in order of creation.
+      placed: what was decided for variables before the graph grew; they don't move.
     """
-    return _Assigner(program).run()
+    return _Assigner(program, placed or {}).run()
 
 
 def handle_source(program: Program, node: Node) -> Optional[str]:
@@ -93,7 +99,7 @@ def _on_host(program: Program, node: Node) -> bool:
 
 
 class _Assigner:
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, placed: Mapping[str, Assigned]):
         self.program = program
         self.nodes = program.nodes
         self.position = {name: i for i, name in enumerate(program.nodes)}
@@ -106,7 +112,7 @@ class _Assigner:
         self.states = {name: handle_source(program, node) for name, node in self.nodes.items()}
         self.units = self._order()
         self.found: Dict[str, Assigned] = {}
-        self.variables: Dict[str, Assigned] = {}
+        self.variables = dict(placed)
 
     def run(self) -> Dict[str, Assigned]:
         # First without the variables that nobody annotated: what uses them says where they belong.
@@ -217,7 +223,7 @@ class _Assigner:
     # Variables outside scopes.
 
     def _place_variables(self) -> None:
-        free = [n.name for n in self.nodes.values() if n.op in op_table.VARIABLES and self._own(n) is None]
+        free = [n.name for n in self.nodes.values() if n.op in _STATE and self._own(n) is None and n.name not in self.variables]
         uses = {name: self._uses(name) for name in free}
         for rule, decide in ((CONSUMER, self._by_consumer), (UPDATE, self._by_update), (WRITTEN, self._by_values)):
             for name in free:

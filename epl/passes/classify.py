@@ -16,10 +16,12 @@ from typing import Dict, FrozenSet, List, Optional, Set, Tuple
 from epl.errors import ProgramError
 from epl.ir import attrs as A
 from epl.ir import op_table
+from epl.ir.frames import outer_frames
 from epl.ir.program import APPLY, BACKWARD, FORWARD, Node, Program, Ref
 from epl.ir.tags import GradientTag
-from epl.planner.plan import Task
+from epl.passes.assign import assign
 from epl.passes.base import Pass
+from epl.planner.plan import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,26 +56,6 @@ class Facts:
             elif op_table.writes(program, node):
                 found.update(dict.fromkeys(variables))
         return list(found)
-
-
-def outer_frames(program: Program, order: List[Node]) -> Dict[str, str]:
-    """Node -> name of the outermost v1 while frame around it."""
-    paths: Dict[str, Tuple[str, ...]] = {}
-    for node in order:
-        path: Tuple[str, ...] = ()
-        sources = [s for s, _ in node.inputs] + list(node.controls)
-        for source in sources:
-            above = paths.get(source, ())
-            if above and program.nodes[source].op in op_table.EXITS:
-                above = above[:-1]
-            if len(above) > len(path):
-                path = above
-        if node.op in op_table.ENTERS:
-            path = path + (node.str_attr("frame_name"),)
-        if path:
-            paths[node.name] = path
-    # An Exit leaves its frame but belongs to the loop: it is cloned with it.
-    return {name: path[0] for name, path in paths.items()}
 
 
 def training_gradients(program: Program, task: Task) -> Dict[Ref, GradientTag]:
@@ -111,13 +93,28 @@ class Classify(Pass):
         shared = {n.name for n in order if n.op in op_table.SHARED_HANDLES or n.op in op_table.SHARED_WRITES}
         outputs = {n.name for n in order if n.op in op_table.SUMMARIES and n.name not in frames}
         batch = _batch_nodes(program, gradients, phases, frames, shared, outputs, touched) if task.parallel else set()
-        nodes = {name: _stamp(node, phases[name]) for name, node in program.nodes.items()}
+        taskgraphs = _taskgraphs(program, task)
+        nodes = {name: _stamp(node, phases[name], taskgraphs[name]) for name, node in program.nodes.items()}
         facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched)
         return program.replace(nodes=nodes, facts=facts)
 
 
-def _stamp(node: Node, phase: str) -> Node:
-    return node if node.phase == phase else node.replace(phase=phase)
+def _taskgraphs(program: Program, task: Task) -> Dict[str, Optional[int]]:
+    """The taskgraph of every node; what the whole graph says comes before what this part of it says."""
+    assignment = program.assignment
+    if assignment is None and task.stages:
+        assignment = assign(program)
+    if assignment is None:
+        return {name: node.taskgraph for name, node in program.nodes.items()}
+    # A fed tensor is a node of this run alone; it has the taskgraph of the user's node.
+    names = {name: name if name in assignment else node.origin for name, node in program.nodes.items()}
+    return {name: assignment[known].taskgraph if known in assignment else None for name, known in names.items()}
+
+
+def _stamp(node: Node, phase: str, taskgraph: Optional[int]) -> Node:
+    if node.phase == phase and node.taskgraph == taskgraph:
+        return node
+    return node.replace(phase=phase, taskgraph=taskgraph)
 
 
 def _losses(program: Program, above: Dict[str, None]) -> List[str]:

@@ -15,6 +15,7 @@ from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.program import APPLY, DIVIDE, Node, Program, Ref, ref_text
 from epl.ir.tags import partners
+from epl.passes.assign import state_of
 from epl.passes.base import Pass
 from epl.passes.merge_rules import merge_rule
 from epl.planner.plan import Task
@@ -128,10 +129,11 @@ class _Cloner:
     def _device(self, node: Node, replica: int) -> str:
         if node.name in self.on_host:
             return self.task.host
-        taskgraph = self.program.taskgraph_of(node.name)
-        if taskgraph is None or not self.task.stages:
+        if not self.task.stages:
             return self.task.devices[replica]
-        return self.task.stages[replica][taskgraph]
+        # Neither a handle nor a reference can leave the device of its state, not even into a loop of another stage.
+        state = state_of(self.program, node.name)
+        return self.task.device_of(replica, self.program.taskgraph_of(state or node.name))
 
     def _emit(self, node: Node, replica: int, micro_batch: Optional[int]) -> None:
         per_batch = micro_batch is not None
@@ -161,12 +163,11 @@ class _Cloner:
 
     def _own_state(self, node: Node, name: str, attrs: Dict[str, object]) -> None:
         """A variable or resource is found by a name of its own in every program of the session."""
+        if node.op in op_table.UNNAMED_HANDLES:
+            return
         if node.op in op_table.VARIABLES or node.op in op_table.SHARED_HANDLES:
-            old = node.str_attr("shared_name")
-            if node.attr("shared_name") is None and node.op == "OneShotIterator":
-                old = ""
             prefix = name[: len(name) - len(node.name)]
-            attrs["shared_name"] = A.of_str(prefix + (old or node.name))
+            attrs["shared_name"] = A.of_str(prefix + (node.str_attr("shared_name") or node.name))
 
     def _divide(self, node: Node, mode: str) -> None:
         """A fed batch is divided evenly, in order, over replicas and micro-batches, or given to each."""

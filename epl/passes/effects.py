@@ -160,8 +160,9 @@ class Statistics(Pass):
 
 
 def read_variable(build: Builder, name: str, variable: Node, controls: List[str]) -> Ref:
-    """The value of a variable node, reference or resource, after the given nodes."""
+    """The value of a variable node, reference or resource, after the given nodes; read on its device."""
     dtype = _variable_dtype(variable)
+    build = build.at(variable.device)
     if variable.op == "VarHandleOp":
         return build.read(name, (variable.name, 0), dtype, controls)
     # A reference shares the buffer; adding zero copies what it holds now.
@@ -170,8 +171,9 @@ def read_variable(build: Builder, name: str, variable: Node, controls: List[str]
 
 
 def assign_variable(build: Builder, name: str, variable: Node, value: Ref, controls: List[str]) -> str:
-    """Assign to a variable node, reference or resource; returns the new node."""
+    """Assign to a variable node, reference or resource, on its device; returns the new node."""
     dtype = _variable_dtype(variable)
+    build = build.at(variable.device)
     if variable.op == "VarHandleOp":
         return build.assign(name, (variable.name, 0), value, dtype, controls)
     build.op(

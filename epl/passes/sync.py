@@ -1,6 +1,6 @@
 """Sync: the program that makes all replicas equal to the first one of the job."""
 
-from typing import Dict, List, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from epl.passes.effects import assign_variable, read_variable
 from epl.planner.plan import Task
 
 _UNMOVABLE = op_table.OPAQUE
+
+
+def _taskgraph(whole: Program, variable: str) -> Optional[int]:
+    return None if whole.assignment is None else whole.assignment[variable].taskgraph
 
 
 def sync_program(whole: Program, variables: Sequence[str], task: Task) -> Program:
@@ -40,7 +44,8 @@ def sync_program(whole: Program, variables: Sequence[str], task: Task) -> Progra
             name = instance_name(variable, replica, None)
             prefix = name[: len(name) - len(variable)]
             shared = A.of_str(prefix + (source.str_attr("shared_name") or variable))
-            nodes[name] = source.replace(name=name, attrs={"shared_name": shared}, device=task.devices[replica], replica=replica, controls=())
+            device = task.device_of(replica, _taskgraph(whole, variable))
+            nodes[name] = source.replace(name=name, attrs={"shared_name": shared}, device=device, replica=replica, controls=())
             copies.append(nodes[name])
         base = "epl_sync/" + variable
         build = Builder(nodes, task.devices[0], FORWARD)
@@ -55,7 +60,7 @@ def sync_program(whole: Program, variables: Sequence[str], task: Task) -> Progra
             value = build.op("EplBroadcast", base + "/first", [value], info={"dtype": dtype, "root": 0})
         for replica, copy in enumerate(copies):
             if replica or (task.ranks > 1 and not task.chief):
-                targets.append(assign_variable(build.at(task.devices[replica]), "%s/assign_%d" % (base, replica), copy, value, []))
+                targets.append(assign_variable(build, "%s/assign_%d" % (base, replica), copy, value, []))
         if not targets or targets[-1].rpartition("/")[0] != base:
             targets.append(value[0])
     program = Program(nodes, (), targets, versions=whole.versions)

@@ -100,6 +100,12 @@ class Task:
         """Replicas of this program in this process."""
         return len(self.devices) if self.parallel else 1
 
+    def device_of(self, replica: int, taskgraph: Optional[int]) -> str:
+        """The device of a taskgraph of a local replica; the replica's first one for what belongs to no taskgraph."""
+        if taskgraph is None or not self.stages:
+            return self.devices[replica]
+        return self.stages[replica][taskgraph]
+
     @property
     def micro_batches(self) -> int:
         """Micro-batches of this program in one run."""

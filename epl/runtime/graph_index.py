@@ -1,14 +1,16 @@
 """The index of a user's graph: the whole of it as a program, kept until the graph grows."""
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import attrs as A
-from epl.ir.graph import GraphKeys
+from epl.ir import op_table
+from epl.ir.graph import Graph, GraphKeys
 from epl.ir.inputs import ragged_components
 from epl.ir.program import Program, Ref, Shape, program_from_graph_def
 from epl.ir.tags import outer_tags
+from epl.passes.assign import Assigned, assign
 
 
 class GraphIndex:
@@ -16,23 +18,37 @@ class GraphIndex:
 
     def __init__(self, graph: tf.Graph):
         self.graph = graph
-        self._version: Tuple[int, int] = (-1, -1)
+        self._version: Tuple[int, ...] = ()
         self._whole: Optional[Program] = None
+        self._placed: Dict[str, Assigned] = {}
 
     def whole(self) -> Program:
-        """All nodes of the graph, with gradient tags, merge collections and shapes."""
+        """All nodes of the graph, with gradient tags, merge collections, shapes and taskgraphs."""
         collections = self._collections()
-        version = (self.graph.version, len(collections))
+        annotated = Graph.of(self.graph)
+        stages = annotated.num_stages if annotated is not None else 0
+        defaults = annotated.defaults if annotated is not None else ()
+        version = (self.graph.version, len(collections), stages, len(defaults))
         if self._whole is None or version != self._version:
             program = program_from_graph_def(self.graph.as_graph_def()).replace(shape_of=self._shape_of)
-            self._whole = program.replace(
+            program = program.replace(
                 raw_gradients=outer_tags(program),
                 apply_gradients=outer_tags(program, A.APPLY_GRADIENT),
                 collections=collections,
                 ragged=ragged_components(program),
             )
+            if stages > 1:
+                program = with_defaults(program, defaults)
+                program = program.replace(assignment=self._assign(program))
+            self._whole = program
             self._version = version
         return self._whole
+
+    def _assign(self, program: Program) -> Mapping[str, Assigned]:
+        """A variable that programs may have been compiled for stays where it is when the graph grows."""
+        assignment = assign(program, self._placed)
+        self._placed = {n.name: assignment[n.name] for n in program.nodes.values() if n.op in op_table.VARIABLES}
+        return assignment
 
     def _collections(self) -> Dict[Ref, str]:
         found: Dict[Ref, str] = {}
@@ -47,3 +63,24 @@ class GraphIndex:
         except (KeyError, ValueError):
             return None
         return None if shape.ndims is None else tuple(shape.as_list())
+
+
+def with_defaults(program: Program, defaults: Sequence[Tuple[int, int]]) -> Program:
+    """Mark the nodes built outside scopes with the taskgraph of the default strategy of their time.
+
+    Args:
+      program: the whole graph, in order of creation.
+      defaults: (number of ops in the graph, taskgraph) each time a default strategy was set.
+    """
+    if not defaults:
+        return program
+    nodes = {}
+    current: Optional[int] = None
+    left = list(defaults)
+    for position, node in enumerate(program.nodes.values()):
+        while left and left[0][0] <= position:
+            current = left.pop(0)[1]
+        if current is not None and node.attr(A.TASKGRAPH) is None:
+            node = node.replace(attrs=dict(node.attrs, **{A.DEFAULT: A.of_int(current)}))
+        nodes[node.name] = node
+    return program.replace(nodes=nodes)

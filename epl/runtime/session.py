@@ -220,7 +220,7 @@ class RankSession:
             if variables:
                 task = self._task()
                 name = "sync" + hashlib.sha1("|".join(variables).encode()).hexdigest()[:10]
-                program = sync_program(self._index.whole(), variables, Task(plan=task.plan, rank=task.rank, devices=task.devices, key=name))
+                program = sync_program(self._index.whole(), variables, Task(plan=task.plan, rank=task.rank, devices=task.devices, stages=task.stages, key=name))
                 if program.targets:
                     loaded = self.store.load(program, name)
                     control = Env.get().control

@@ -42,22 +42,26 @@ class AdamWeightDecay(tf.train.Optimizer):
         return tf.group(*assigns, name=name)
 
 
-def _bert_style(optimizer: tf.train.Optimizer, loss: tf.Tensor, variables: Sequence[tf.Variable], step: Optional[tf.Variable]) -> tf.Operation:
-    """Global clipping of `tf.gradients`, and an own assignment to the global step.
+def _bert_style(
+    optimizer: tf.train.Optimizer, loss: tf.Tensor, variables: Sequence[tf.Variable], step: Optional[tf.Variable], ordered: bool
+) -> tf.Operation:
+    """Global clipping of `tf.gradients`, and an own assignment to the global step that no gradient leads to.
 
-    The assignment waits for the updates: without that, as in BERT's script, it races with the
-    reads of the learning rate.
+    BERT's script leaves open whether the learning rate reads the step before or after that;
+    `ordered` makes it before.
     """
     clipped, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), clip_norm=0.5)
     train = optimizer.apply_gradients(list(zip(clipped, variables)))
     if step is None:
         return train
-    with tf.control_dependencies([train]):
-        return step.assign(step + 1).op
+    with tf.control_dependencies([train] if ordered else []):
+        return tf.group(train, step.assign(step + 1))
 
 
-def train_op(name: str, loss: tf.Tensor, variables: Sequence[tf.Variable], count: bool) -> tf.Operation:
+def train_op(name: str, loss: tf.Tensor, variables: Sequence[tf.Variable], count: bool, plain: bool = True) -> tf.Operation:
     """The op that trains `variables` on `loss`; it advances the global step if `count`.
+
+    plain: this is the plain reference, which must not race.
 
     Learning rates decay with the global step, so that a wrong step shows in the variables.
     """
@@ -77,7 +81,7 @@ def train_op(name: str, loss: tf.Tensor, variables: Sequence[tf.Variable], count
         return tf.train.AdagradOptimizer(0.05).minimize(loss, global_step=counted, var_list=variables)
     if name in ("bert", "lamb"):
         rate = tf.train.polynomial_decay(0.01, step, 30, 0.0)
-        return _bert_style(AdamWeightDecay(rate, trust_ratio=name == "lamb"), loss, variables, counted)
+        return _bert_style(AdamWeightDecay(rate, trust_ratio=name == "lamb"), loss, variables, counted, ordered=plain or name == "lamb")
     raise ValueError("no optimizer %r; there are %s" % (name, ", ".join(OPTIMIZERS)))
 
 

@@ -72,7 +72,7 @@ def build(run: Run, case: Case, batches: List[data.Arrays]) -> Built:
         parts, outputs = model.forward(inputs)
     ops = []
     for part in parts:
-        ops.append(train_op(case.optimizer, part.loss, trainable(part.scope), count=part is parts[-1]))
+        ops.append(train_op(case.optimizer, part.loss, trainable(part.scope), count=part is parts[-1], plain=run.plain))
     if case.merged:
         for part in parts:
             run.merge(part.loss)

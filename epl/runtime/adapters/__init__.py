@@ -35,9 +35,9 @@ class Adapters:
         self.patches = Patches()
 
     def install(self) -> None:
-        from epl.runtime.adapters import checkpoints, estimators, gradients, graphs, hooks, normalization, sessions
+        from epl.runtime.adapters import checkpoints, estimators, gradients, graphs, hooks, inputs, normalization, sessions
 
-        for module in (graphs, gradients, normalization, sessions, checkpoints, hooks, estimators):
+        for module in (graphs, inputs, gradients, normalization, sessions, checkpoints, hooks, estimators):
             module.install(self.patches)
 
     def remove(self) -> None:

@@ -13,6 +13,8 @@ from epl.ir.graph import Graph
 from epl.runtime.adapters import Patches
 
 _WRAPPED = "_epl_wrapped"
+_SUMS = ("AddN", "AccumulateNV2", "ConcatV2")
+"""The ops by which TensorFlow adds up dense and sparse partial gradients."""
 
 
 class Depth:
@@ -26,6 +28,7 @@ class Depth:
 def install(patches: Patches) -> None:
     depth = Depth()
     patches.replace(compat.gradients_module(), "_GradientsHelper", lambda original: _gradients(original, depth))
+    patches.replace(compat.gradients_module(), "_AggregatedGrads", lambda original: _sums(original, depth))
     patches.replace(tf.train.Optimizer, "apply_gradients", lambda original: _apply(original, depth))
     patches.replace(tf.train.Optimizer, "__init__", lambda original: _optimizer_init(original, patches, depth))
 
@@ -56,13 +59,34 @@ def _record(original: Callable[..., Any], graph: tf.Graph, ys: Any, xs: Any, arg
         result = original(ys, xs, *args, **kwargs)
     for op in compat.new_ops(graph, start):
         taskgraph = _forward_taskgraph(op)
+        forward = compat.original_op(op)
         if taskgraph is not None:
             compat.set_op_attr(op, A.TASKGRAPH, A.of_int(taskgraph))
+        elif forward is not None:
+            compat.set_op_attr(op, A.FORWARD_OP, A.of_str(forward.name))
         if op.type in ("Fill", "OnesLike") and op.name.rpartition("/")[2].startswith("grad_ys_"):
             compat.set_op_attr(op, A.SEED, A.of_int(call))
     variables: List[Any] = list(xs) if isinstance(xs, (list, tuple)) else [xs]
     annotated.record_gradients(ys, variables, result, call)
     return result
+
+
+def _sums(original: Callable[..., Any], depth: Depth) -> Callable[..., Any]:
+    """Mark the sums of partial gradients with the forward op of whose outputs they are."""
+
+    @functools.wraps(original)
+    def aggregated(grads: Any, op: tf.Operation, *args: Any, **kwargs: Any) -> Any:
+        result = original(grads, op, *args, **kwargs)
+        if depth.gradients:
+            for gradient in result:
+                parts = [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+                for tensor in parts:
+                    made = getattr(tensor, "op", None)
+                    if made is not None and made.type in _SUMS and compat.original_op(made) is None:
+                        compat.set_op_attr(made, A.SUMMED, A.of_str(op.name))
+        return result
+
+    return aggregated
 
 
 def _forward_taskgraph(op: tf.Operation) -> Any:
@@ -90,7 +114,7 @@ def _apply(original: Callable[..., Any], depth: Depth) -> Callable[..., Any]:
         annotated.record_apply(pairs, annotated.gradient_calls)
         depth.apply += 1
         try:
-            with compat.attr_scope(graph, {A.TASKGRAPH: None}):
+            with compat.attr_scope(graph, {A.TASKGRAPH: None, A.UPDATE: A.of_int(annotated.gradient_calls)}):
                 result = original(self, pairs, *args, **kwargs)
         finally:
             depth.apply -= 1
