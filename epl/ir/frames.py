@@ -6,8 +6,11 @@ from epl.ir import op_table
 from epl.ir.program import Node, Program
 
 
-def outer_frames(program: Program, order: List[Node]) -> Dict[str, str]:
-    """Node -> name of the outermost v1 while frame around it; `order` is topological."""
+def frame_paths(program: Program, order: List[Node]) -> Dict[str, Tuple[str, ...]]:
+    """Node -> names of the v1 while frames around it, outermost first; `order` is topological.
+
+    An Exit leaves its frame but counts as inside: it belongs to the loop.
+    """
     paths: Dict[str, Tuple[str, ...]] = {}
     for node in order:
         path: Tuple[str, ...] = ()
@@ -22,5 +25,9 @@ def outer_frames(program: Program, order: List[Node]) -> Dict[str, str]:
             path = path + (node.str_attr("frame_name"),)
         if path:
             paths[node.name] = path
-    # An Exit leaves its frame but belongs to the loop: it is cloned with it.
-    return {name: path[0] for name, path in paths.items()}
+    return paths
+
+
+def outer_frames(program: Program, order: List[Node]) -> Dict[str, str]:
+    """Node -> name of the outermost v1 while frame around it; `order` is topological."""
+    return {name: path[0] for name, path in frame_paths(program, order).items()}

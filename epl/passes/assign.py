@@ -24,7 +24,7 @@ A variable built outside scopes has no inputs to go by. It belongs to its first 
 consumer (consumer), else to the variable it helps to update, as the slots of optimizers
 do (update), else to what is written to it (written). Colocation alone never decides:
 the powers that Adam keeps are colocated with the variable of the first name.
-Control edges decide nothing.
+Control edges decide nothing, and saving, restoring and checking variables nothing either.
 """
 
 from collections import deque
@@ -33,6 +33,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.frames import outer_frames
+from epl.ir.housekeeping import housekeeping
 from epl.ir.program import LOOP_BACK, Node, Program, Ref
 
 OWN, DEFAULT, BACKWARD, FRAME, STATE = "own", "default", "backward", "frame", "state"
@@ -103,7 +104,9 @@ class _Assigner:
         self.program = program
         self.nodes = program.nodes
         self.position = {name: i for i, name in enumerate(program.nodes)}
-        self.frames = outer_frames(program, program.topological())
+        order = program.topological()
+        self.frames = outer_frames(program, order)
+        self.apart = housekeeping(program, order)
         self.members: Dict[str, List[str]] = {}
         for name in self.nodes:
             if name in self.frames:
@@ -177,6 +180,8 @@ class _Assigner:
         return self._own(node) or self._from_inputs([node.name])
 
     def _own(self, node: Node) -> Optional[Assigned]:
+        if node.name in self.apart:
+            return Assigned(None, NONE)
         stamped = node.int_attr(A.TASKGRAPH)
         if stamped is not None:
             return Assigned(stamped, OWN)

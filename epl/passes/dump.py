@@ -4,6 +4,7 @@ import os
 
 from epl.ir.program import Program
 from epl.passes.base import Instrument, Pass
+from epl.passes.picture import taskgraph_picture
 from epl.planner.plan import Task
 
 
@@ -29,17 +30,19 @@ def program_text(program: Program) -> str:
 
 
 def dump_instrument(folder: str, task: Task) -> Instrument:
-    """Write `<folder>/rank<r>_<program key>/NN_<pass>.txt` after each pass."""
+    """Write `<folder>/rank<r>_<program key>/NN_<pass>.txt` after each pass, and `taskgraphs.svg` of the latest."""
     base = os.path.join(folder, "rank%d_%s" % (task.rank, task.key))
 
     def write(position: int, item: Pass, before: Program, after: Program, seconds: float) -> None:
         os.makedirs(base, exist_ok=True)
-        path = os.path.join(base, "%02d_%s.txt" % (position, item.name))
-        with open(path + ".new", "w") as out:
-            out.write("# %s: %d -> %d nodes, %.3f s\n" % (item.name, len(before.nodes), len(after.nodes), seconds))
-            out.write(program_text(after))
-        os.replace(path + ".new", path)
+        head = "# %s: %d -> %d nodes, %.3f s\n" % (item.name, len(before.nodes), len(after.nodes), seconds)
+        _publish(os.path.join(base, "%02d_%s.txt" % (position, item.name)), head + program_text(after))
+        _publish(os.path.join(base, "taskgraphs.svg"), taskgraph_picture(after))
 
     return write
 
 
+def _publish(path: str, text: str) -> None:
+    with open(path + ".new", "w") as out:
+        out.write(text)
+    os.replace(path + ".new", path)

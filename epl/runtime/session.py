@@ -33,6 +33,8 @@ class Ready(NamedTuple):
     order: Tuple[int, ...]
     """For each feed of the program its position among the user's feeds; -1 is the anchor."""
     ended: Optional[Callable[..., List[Any]]]
+    with_options: Dict[bytes, Callable[..., List[Any]]]
+    """The calls with run options (tracing), by the options: making one costs as much as a first run."""
 
 
 class Call:
@@ -134,8 +136,10 @@ class RankSession:
         values = [arrays[i] if i >= 0 else _ZERO for i in ready.order]
         call = ready.call
         keywords = {}
-        if options is not None or run_metadata is not None:
-            call = compat.raw_callable(self.store.session, list(ready.loaded.feeds), list(ready.loaded.fetches), list(ready.loaded.targets), options)
+        wanted = options.SerializeToString(deterministic=True) if options is not None else b""
+        if wanted:
+            call = self._call_with(ready, options, wanted)
+        if run_metadata is not None:
             keywords["run_metadata"] = run_metadata
         control = Env.get().control if ready.executable.collective else None
         if control is None:
@@ -158,6 +162,14 @@ class RankSession:
             with self._lock:
                 self._dirty.update(dict.fromkeys(ready.executable.written))
         return results
+
+    def _call_with(self, ready: Ready, options: Any, key: bytes) -> Callable[..., List[Any]]:
+        call = ready.with_options.get(key)
+        if call is None:
+            loaded = ready.loaded
+            call = compat.raw_callable(self.store.session, list(loaded.feeds), list(loaded.fetches), list(loaded.targets), options)
+            ready.with_options[key] = call
+        return call
 
     def _raise(self, error: tf.errors.OpError, ready: Ready) -> None:
         """Turn an ended input of any rank into the same error on all ranks."""
@@ -267,7 +279,7 @@ class RankSession:
         if executable.collective and executable.draws:
             last = self.store.load(ended_program(task.key, FLAG, executable.program.versions), "ended" + task.key)
             ended = self.store.callable_of(last)
-        return Ready(executable, loaded, self.store.callable_of(loaded), order, ended)
+        return Ready(executable, loaded, self.store.callable_of(loaded), order, ended, {})
 
     def programs(self) -> Iterator[Program]:
         """The programs compiled so far."""

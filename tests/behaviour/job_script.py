@@ -38,14 +38,14 @@ def main(mode):
                 control.leave()
 
     train(range(3))
-    if mode == "bytes":
+    if mode == "busy":
         check_bytes(backend, control)
     if backend.rank == 1:
         time.sleep(0.5)
         print("fault at %.3f" % time.time(), flush=True)
         fail(mode, control)
     elif mode == "busy":
-        time.sleep(2.5 * float(os.environ["EPL_CLUSTER_STALL_TIMEOUT"]))
+        time.sleep(1.7 * float(os.environ["EPL_CLUSTER_STALL_TIMEOUT"]))
     train(range(3, 6))
     print("rank %d is done" % backend.rank, flush=True)
 
@@ -63,9 +63,6 @@ def fail(mode, control):
         sys.exit(0)
     elif mode == "diverge":
         control.agree("save", {})
-    elif mode == "other program":
-        control.enter("evaluate", 3)
-        time.sleep(1000)
 
 
 def check_bytes(backend, control):

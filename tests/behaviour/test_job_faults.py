@@ -10,8 +10,12 @@ import time
 
 import pytest
 
+from epl.config import Config
+from epl.errors import BackendError
 from epl.runtime import network
+from epl.runtime.backend import Backend
 from epl.runtime.gloo import GlooStore, assign_slots, slot_environment
+from epl.runtime.ranks import detect_ranks
 from epl.runtime.watchdog import PEER_FAILED_EXIT_CODE
 
 pytest.importorskip("horovod")
@@ -19,7 +23,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 SCRIPT = pathlib.Path(__file__).with_name("job_script.py")
 ROOT = SCRIPT.parents[2]
-STALL = 4.0
+STALL = 3.0
 LIMIT = 60.0
 
 
@@ -100,7 +104,7 @@ def test_a_stopped_rank(job, record_property):
     job.wait([0])
     assert job.codes()[0] == PEER_FAILED_EXIT_CODE
     text = told(job, record_property, STALL + 10)
-    assert re.search(r"rank 1 \(.*\).* has sent no sign of life for [4-9] s", text)
+    assert re.search(r"rank 1 \(.*\).* has sent no sign of life for [3-9] s", text)
     assert "rank 0 (" in text and "is in program 'train', step 3" in text
     # Woken up, the stopped rank must not live on alone.
     job.processes[1].send_signal(signal.SIGCONT)
@@ -117,7 +121,7 @@ def test_a_rank_that_raises(job, record_property):
     assert re.search(r"rank 1 \(.*\) failed", text) and "ValueError: the data of rank 1 is bad" in text and "job_script.py" in text
     own = job.output(1)
     assert "epl: rank 1: an uncaught exception ends this rank" in own and own.count("ValueError: the data of rank 1 is bad") == 1
-    assert "Traceback" not in job.output(0).replace(text, ""), "the echo in Horovod must not hide the cause"
+    assert "\nTraceback" not in job.output(0), "the echo in Horovod must not hide the cause"
 
 
 @pytest.mark.parametrize("job", ["exit"], indirect=True)
@@ -144,31 +148,15 @@ def test_ranks_that_run_different_things(job, record_property):
     assert "DivergenceError" in job.output(1) and expected in job.output(1)
 
 
-@pytest.mark.parametrize("job", ["other program"], indirect=True)
-def test_ranks_in_different_programs(job, record_property):
-    job.wait()
-    assert job.codes() == [PEER_FAILED_EXIT_CODE] * 2
-    told(job, record_property, STALL + 10)
-    for rank in range(2):
-        text = job.output(rank)
-        assert "the ranks do not run the same thing: the parallel program number 4" in text
-        assert "'evaluate', step 3, on rank 1" in text and "'train', step 3, on rank 0" in text
-
-
 @pytest.mark.parametrize("job", ["busy"], indirect=True)
-def test_a_busy_rank_is_not_taken_for_dead(job):
+def test_a_busy_rank_is_not_taken_for_dead_and_a_good_end(job):
+    """Also the backend's own collectives, in graph mode."""
     job.wait()
     assert job.codes() == [0, 0], job.output(0) + job.output(1)
-    assert "no rank has failed, but some wait for more than 4 s" in job.output(0)
+    assert "no rank has failed, but some wait for more than %g s" % STALL in job.output(0)
     assert "broken" not in job.output(0) + job.output(1)
-
-
-@pytest.mark.parametrize("job", ["bytes"], indirect=True)
-def test_collectives_of_the_backend_and_a_good_end(job):
-    job.wait()
-    assert job.codes() == [0, 0], job.output(0) + job.output(1)
     for rank in range(2):
-        assert "rank %d is done" % rank in job.output(rank) and "epl:" not in job.output(rank)
+        assert "rank %d is done" % rank in job.output(rank) and "agree takes" in job.output(rank)
 
 
 def test_a_rank_that_raises_under_mpirun():
@@ -183,12 +171,11 @@ def test_a_rank_that_raises_under_mpirun():
     assert re.search(r"\[1,0\]<stderr>:epl: rank 0: rank 1 \(.*\) failed", run.stdout)
 
 
-def test_no_horovod_is_an_error_and_not_a_job_of_one(tmp_path):
+def test_no_horovod_is_an_error_and_not_a_job_of_one(monkeypatch):
     """Case 107: started by mpirun, but without Horovod."""
-    (tmp_path / "horovod").mkdir()
-    (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError('hidden')\n")
-    variables = environment(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2")
-    variables["PYTHONPATH"] = "%s%s%s" % (tmp_path, os.pathsep, ROOT)
-    run = subprocess.run([sys.executable, str(SCRIPT), "none"], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
-    assert run.returncode == 1
-    assert "BackendError: this is rank 1 of 2 (found by mpi)" in run.stdout and "pip install 'pyepl[horovod]'" in run.stdout
+    for name in [name for name in sys.modules if name.split(".")[0] == "horovod"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    ranks = detect_ranks({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
+    with pytest.raises(BackendError, match=r"this is rank 1 of 2 \(found by mpi\).*pip install 'pyepl\[horovod\]'"):
+        Backend.connect(ranks, Config())
