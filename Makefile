@@ -5,6 +5,7 @@ HOROVOD ?= 1
 EXAMPLE ?= examples/char_transformer.py
 ARGS ?=
 PYTEST_ARGS ?=
+export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 PREPARE := python3 tools/environment.py $(if $(filter 0,$(HOROVOD)),--without-horovod)
 # Sets $$PY in a recipe's shell, or ends it; mpirun and the like lie beside the interpreter.

@@ -5,15 +5,18 @@ otherwise. Nothing outside this module imports from `tensorflow.python`.
 """
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.client import session as session_lib
+from tensorflow.python.framework import function_def_to_graph as function_lib
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import gradients_util
+from tensorflow.python.training import saver as saver_lib
 
 AttrValue = attr_value_pb2.AttrValue
+Saveables = List[Any]
 
 
 def tf_version() -> Tuple[int, int]:
@@ -104,11 +107,6 @@ def is_resource_variable(variable: Any) -> bool:
     return resource_variable_ops.is_resource_variable(variable)
 
 
-def eager_enabled() -> bool:
-    """True when TensorFlow runs ops at once, outside any graph."""
-    return tf.executing_eagerly()
-
-
 def control_flow_context(op: tf.Operation) -> Any:
     """The v1 while or cond context of an op, or None."""
     return op._get_control_flow_context()  # pylint: disable=protected-access
@@ -117,12 +115,6 @@ def control_flow_context(op: tf.Operation) -> Any:
 def optimizer_slots(optimizer: tf.train.Optimizer) -> Dict[str, Dict[Any, Any]]:
     """The slot dictionary of a v1 optimizer: slot name -> variable key -> slot variable."""
     return optimizer._slots  # pylint: disable=protected-access
-
-
-def graph_mutation_lock(graph: tf.Graph) -> Any:
-    """The lock under which a graph may be changed while sessions run it, or a free one."""
-    group = getattr(graph, "_mutation_lock", None)
-    return group() if group else contextlib.suppress()
 
 
 class GraphWriter:
@@ -170,7 +162,6 @@ class GraphWriter:
         self._operations.update(zip(names, c_api.TF_ImportGraphDefResultsReturnOperations(results.results)))
 
 
-
 def is_global_default_graph(graph: tf.Graph) -> bool:
     """True when no `as_default()` is open, so that the default graph may be reset."""
     from tensorflow.python.framework import ops
@@ -197,9 +188,10 @@ def modules_with(name: str, value: Any) -> List[Any]:
     """The loaded TensorFlow and Keras modules in which `name` is that very function."""
     import sys
 
+    packages = ("tensorflow", "tensorflow_estimator", "keras", "tf_keras")
     found = []
     for module_name, module in list(sys.modules.items()):
-        if module_name.split(".")[0] in ("tensorflow", "keras", "tf_keras") and getattr(module, "__dict__", {}).get(name) is value:
+        if module_name.split(".")[0] in packages and getattr(module, "__dict__", {}).get(name) is value:
             found.append(module)
     return found
 
@@ -217,3 +209,180 @@ def list_files_owners() -> List[type]:
     from tensorflow.python.data.ops import dataset_ops
 
     return [dataset_ops.DatasetV2]
+
+
+def function_body_graph(graph: Any, name: str, input_shapes: Sequence[Any]) -> Optional[Any]:
+    """A function's body as a graph with `.inputs` and `.outputs`, its shapes inferred from the inputs'.
+
+    Args:
+      graph: the graph that calls the function; functions of the graphs around it are found too.
+      name: the function. None is returned when it is not there or takes another number of inputs.
+      input_shapes: one shape per argument, each something that `tf.TensorShape` accepts.
+    """
+    scope, function = graph, None
+    while scope is not None and function is None:
+        function = scope._functions.get(name)
+        scope = getattr(scope, "outer_graph", None)
+    if function is None:
+        return None
+    original = function.cached_definition if hasattr(function, "cached_definition") else function.definition
+    definition = type(original)()
+    definition.CopyFrom(original)
+    for argument in definition.arg_attr.values():  # TensorFlow prefers these to the shapes that it is given
+        argument.attr.pop("_output_shapes", None)
+    if len(definition.signature.input_arg) != len(input_shapes):
+        return None
+    with graph.as_default():
+        return function_lib.function_def_to_graph(definition, input_shapes=[tf.TensorShape(s) for s in input_shapes])
+
+
+def set_variable_initializer(variable: tf.Variable, value: tf.Tensor, initializer: tf.Operation) -> None:
+    """Make `initializer` the op that initialises a ref or resource variable, with `value` as its initial value."""
+    variable._initializer_op = initializer
+    variable._initial_value = value
+
+
+def save_slice(variable: tf.Variable) -> Optional[Tuple[str, List[int], List[int]]]:
+    """(name of the whole, its shape, offset of this part) of a partitioned variable's part, else None."""
+    info = variable._get_save_slice_info()
+    if info is None:
+        return None
+    return info.full_name, list(info.full_shape), list(info.var_offset)
+
+
+class GroupingSaverBuilder(saver_lib.BaseSaverBuilder):
+    """The builder behind `tf.train.Saver` with its private steps as methods to override.
+
+    A sharded saver writes one file per group and builds one save and one restore op
+    for each, under the dependencies that `before` returns.
+    """
+
+    def regroup(self, groups: List[Tuple[str, Saveables]]) -> List[Tuple[str, Saveables]]:
+        """Replace the (device, saveables) groups that TensorFlow made, one per device."""
+        return groups
+
+    def before(self, kind: str, saveables: Saveables) -> List[Any]:
+        """Ops or tensors that must be done before a group is saved ("save") or restored ("restore")."""
+        return []
+
+    def built(self, kind: str, saveables: Saveables, op: Any) -> None:
+        """Called with what was built for a group."""
+
+    def _GroupByDevices(self, saveables):  # noqa: N802
+        return self.regroup(super()._GroupByDevices(saveables))
+
+    def _AddSaveOps(self, filename_tensor, saveables):  # noqa: N802
+        with tf.control_dependencies(self.before("save", saveables)):
+            result = super()._AddSaveOps(filename_tensor, saveables)
+        self.built("save", saveables, result)
+        return result
+
+    def _AddRestoreOps(self, filename_tensor, saveables, restore_sequentially, *args, **kwargs):  # noqa: N802
+        waits = self.before("restore", saveables) if restore_sequentially else []
+        with tf.control_dependencies(waits):
+            result = super()._AddRestoreOps(filename_tensor, saveables, restore_sequentially, *args, **kwargs)
+        self.built("restore", saveables, result)
+        return result
+
+
+def checkpoint_management() -> Any:
+    """The module that finds, records and deletes checkpoints: `update_checkpoint_state_internal`, `_delete_file_if_exists`."""
+    return saver_lib.checkpoint_management  # it lies elsewhere in other versions
+
+
+def meta_graph_module() -> Any:
+    """The module whose `create_meta_graph_def` makes every MetaGraphDef."""
+    from tensorflow.python.framework import meta_graph
+
+    return meta_graph
+
+
+def write_graph_function() -> Callable[..., str]:
+    """The function behind `tf.train.write_graph` and `tf.io.write_graph`, which hooks and savers call too."""
+    from tensorflow.python.framework import graph_io
+
+    return graph_io.write_graph
+
+
+def saved_model_load_function() -> Callable[..., Any]:
+    """The function behind `tf.saved_model.load` of the v1 API."""
+    from tensorflow.python.saved_model import loader_impl
+
+    return loader_impl.load
+
+
+def checkpoint_reader_function() -> Callable[..., Any]:
+    """The function behind `tf.train.load_checkpoint`, which `load_variable` and `list_variables` call."""
+    from tensorflow.python.training import checkpoint_utils
+
+    return checkpoint_utils.load_checkpoint
+
+
+def event_writer_of(writer: Any, event_writer: Any, graph: Any, graph_def: Any) -> None:
+    """Initialise a `tf.summary.FileWriter` over an event writer of our own."""
+    from tensorflow.python.summary.writer import writer as writer_lib
+
+    writer._closed = False
+    writer_lib.SummaryToEventTransformer.__init__(writer, event_writer, graph, graph_def)
+
+
+def monitored_session() -> Any:
+    """The module of `MonitoredTrainingSession`, `_MonitoredSession` (has `_hooks`) and `_HookedSession` (has `_hooks`)."""
+    from tensorflow.python.training import monitored_session as module
+
+    return module
+
+
+def as_chief_creator(creator: tf.train.WorkerSessionCreator) -> tf.train.ChiefSessionCreator:
+    """A session creator that initialises the model where `creator` would wait for another process to do so."""
+    return tf.train.ChiefSessionCreator(scaffold=creator._scaffold, master=creator._master, config=creator._config)
+
+
+def supervisor_summary_thread() -> type:
+    """The class of the thread in which a `tf.train.Supervisor` computes summaries; has `_sess`."""
+    from tensorflow.python.training import supervisor
+
+    return supervisor.SVSummaryThread
+
+
+def profiler_hook_writer() -> Tuple[type, str]:
+    """The class and the name of the method with which a `tf.train.ProfilerHook` writes a file."""
+    return tf.train.ProfilerHook, "_save"
+
+
+def timer_state(timer: tf.train.SecondOrStepTimer) -> Tuple[Optional[float], Optional[float]]:
+    """(seconds between triggers, time of the last one) of a hook's timer; None for what it has not."""
+    return timer._every_secs, timer._last_triggered_time
+
+
+def estimator_modules() -> Optional[Tuple[Any, Any]]:
+    """The modules of the Estimator and of `train_and_evaluate`, or None without tensorflow_estimator."""
+    try:
+        from tensorflow_estimator.python.estimator import estimator, training
+    except ImportError:
+        return None
+    return estimator, training
+
+
+def drop_distribution(estimator: Any) -> List[str]:
+    """Make an estimator train alone in its process; returns what of its configuration that overrules."""
+    config = estimator._config
+    names = ("train_distribute", "eval_distribute", "device_fn")
+    dropped = [name for name in names if getattr(config, name) is not None]
+    alone = config.replace(train_distribute=None, eval_distribute=None, device_fn=None, experimental_distribute=None) if dropped else config
+    if config.cluster_spec:
+        dropped.append("the cluster in TF_CONFIG")
+        alone = alone.replace()
+        alone._init_distributed_setting_from_environment_var({})
+    if dropped:
+        alone._distribute_coordinator_mode = None
+        estimator._config = alone
+        estimator._train_distribution = estimator._eval_distribution = estimator._device_fn = None
+    return dropped
+
+
+def set_model_dir(estimator: Any, folder: str) -> None:
+    """Let an estimator work in another folder than it was made with."""
+    if estimator.model_dir != folder:
+        estimator._model_dir = folder
+        estimator._config = estimator._config.replace(model_dir=folder)

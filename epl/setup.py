@@ -34,8 +34,9 @@ def init(config: Optional[Config] = None) -> None:
     layout = "all" if env.config.cluster.colocate_split_and_replicate else "auto"
     env.cluster = Cluster(layout=layout)
     if env.adapters is None:
-        env.adapters = Adapters()
-        env.adapters.install()
+        adapters = Adapters()
+        adapters.install()
+        env.adapters = adapters
     env.initialized = True
     if not tf.executing_eagerly() and _is_global_default(tf.get_default_graph()):
         tf.reset_default_graph()

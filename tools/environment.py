@@ -135,7 +135,8 @@ def prepare(horovod=True):
         run(pip + build, log)
         run(pip + ["-r", LOCK], log)
         if horovod:
-            tensorflow = subprocess.check_output([str(interpreter), "-c", "from importlib.metadata import version as v; print(v('tensorflow-cpu'))"], text=True).strip()
+            ask = "from importlib.metadata import version; print(version('tensorflow-cpu'))"
+            tensorflow = subprocess.check_output([str(interpreter), "-c", ask], text=True).strip()
             key = "%s-tf%s-%s" % (version, tensorflow, HOROVOD.replace("==", "-"))
             run(pip + [horovod_wheel(interpreter, folder / "bin", key, cache, log)], log)
         ready.write_text("")

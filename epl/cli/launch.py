@@ -214,6 +214,7 @@ def base_environment(options: Options, environ: Mapping[str, str]) -> Dict[str, 
         if not several or not (name.startswith(_RANK_PREFIXES) or name in _RANK_VARIABLES):
             result[name] = value
     result.setdefault("PYTHONUNBUFFERED", "1")  # else the lines of the ranks come late and out of order
+    result.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")  # for scripts that start Horovod before EPL does
     result.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(GLOO_TIMEOUT_SECONDS))
     if options.config:
         result["EPL_CONFIG"] = options.config

@@ -115,13 +115,12 @@ class _Rank:
         except (ProcessLookupError, PermissionError):
             return False
 
-    def poll(self) -> bool:
+    def poll(self, now: float) -> bool:
         """Whether it has just ended."""
         if self.code is not None:
             return False
         self.code = self.process.poll()
-        if self.code is not None:
-            self.ended_at = time.monotonic()
+        self.ended_at = now
         return self.code is not None
 
     def close(self) -> None:
@@ -193,11 +192,12 @@ class Supervisor:
                 self._selector.unregister(key.fileobj)
 
     def _reap(self) -> None:
+        now = time.monotonic()
         for rank in self._ranks:
-            if rank.poll() and rank.code != 0 and self._deadline is None:
+            if rank.poll(now) and rank.code != 0 and self._deadline is None:
                 # A rank that ended because of another one did so after all had been told.
                 known = rank.code == PEER_FAILED_EXIT_CODE
-                self._deadline = time.monotonic() + self._own_end_seconds / (2 if known else 1)
+                self._deadline = now + self._own_end_seconds / (2 if known else 1)
 
     def _end_when_due(self) -> None:
         now = time.monotonic()
@@ -225,11 +225,11 @@ class Supervisor:
         for rank in left:
             rank.signal(signal.SIGKILL)
             rank.process.wait()
-            rank.poll()
+            rank.poll(time.monotonic())
 
     @staticmethod
     def _alive(rank: _Rank) -> bool:
-        rank.poll()  # a leader that is not reaped keeps its group alive
+        rank.poll(time.monotonic())  # a leader that is not reaped keeps its group alive
         return rank.group_lives()
 
     def _result(self) -> int:
@@ -254,7 +254,8 @@ class Supervisor:
     def first_failure(self) -> Optional[_Rank]:
         """The rank that broke the job: the first to fail that did not say that another one had."""
         failed = [rank for rank in self._ranks if rank.code and not rank.stopped_by_us]
-        failed.sort(key=lambda rank: (rank.code == PEER_FAILED_EXIT_CODE, rank.ended_at))
+        # Horovod's Gloo aborts at the very moment at which a peer ends.
+        failed.sort(key=lambda rank: (rank.code == PEER_FAILED_EXIT_CODE, rank.ended_at, rank.code == -signal.SIGABRT))
         return failed[0] if failed else None
 
 

@@ -61,6 +61,10 @@ def of_type(dtype: int) -> AttrValue:
     return AttrValue(type=dtype)
 
 
+def of_types(dtypes: List[int]) -> AttrValue:
+    return AttrValue(list=AttrValue.ListValue(type=dtypes))
+
+
 def of_str(value: str) -> AttrValue:
     return AttrValue(s=value.encode())
 

@@ -1,18 +1,45 @@
-"""After which nodes a node is done, seen from outside v1 loops and conditionals.
+"""After which nodes a node is done, seen from outside loops and conditionals.
 
-A control edge must leave a loop or a conditional by its exits. In a branch that is not
-taken nothing runs, and neither does anything that waits for it.
+A control edge must leave a v1 loop or conditional by its exits. In a branch that is not
+taken nothing runs, and neither does anything that waits for it. A call of functions is
+inlined by TensorFlow; then a control edge from it waits for nothing inside, as only the
+data outputs do. Such a call has a fence, a node that reads all its outputs.
 """
 
 from typing import Collection, Dict, FrozenSet, List, Tuple
 
+from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.frames import frame_paths
 from epl.ir.program import LOOP_BACK, Node, Program, Ref
 
 _MERGES = frozenset(("Merge", "RefMerge"))
+_FORWARDS = _MERGES | {"Identity"}
 _SWITCHES = frozenset(("Switch", "RefSwitch"))
 _Side = Tuple[Ref, int]
+FENCE = "/epl_fence"
+
+
+def fenced(program: Program) -> Program:
+    """Add the fences of the calls that are given variables or draw from inputs."""
+    calls = [n for n in program.nodes.values() if op_table.is_call(program, n) and (op_table.draws(program, n) or _given_variables(program, n))]
+    if not calls:
+        return program
+    order = program.topological()
+    inside = frame_paths(program, order).keys() | _branches(program, order).keys()
+    fences: Dict[str, Node] = {}
+    for node in calls:
+        outputs = [(node.name, i) for i, _ in enumerate(op_table.output_types(node, program))]
+        if outputs and node.name not in inside:
+            name = node.name + FENCE
+            attrs = {"T": A.of_types(op_table.output_types(node, program))}
+            fences[name] = Node(name, "IdentityN", outputs, [node.name], attrs=attrs, origin=name, taskgraph=node.taskgraph)
+    # A fence has no consumers yet: as a target it is there until what waits for it is added.
+    return program.replace(nodes=dict(program.nodes, **fences), targets=program.targets + tuple(fences))
+
+
+def _given_variables(program: Program, node: Node) -> bool:
+    return any(op_table.variable_of(program, *ref) is not None for ref in node.inputs)
 
 
 class Endings:
@@ -32,14 +59,17 @@ class Endings:
 
     def done(self, name: str) -> Tuple[str, ...]:
         """Nodes outside loops and conditionals that run when the node has run, or will not run in this step."""
-        if name not in self._done:
+        key = name
+        if key not in self._done:
             found: Dict[str, None] = {}
+            if name + FENCE in self._program.nodes:
+                name = name + FENCE
             path = self._paths.get(name)
             inside = path is not None and not (len(path) == 1 and self._program.nodes[name].op in op_table.EXITS)
             for item in self._exits.get(path[0], ()) if inside and path else (name,):
                 found.update(dict.fromkeys(self._joins(item)))
-            self._done[name] = tuple(found)
-        return self._done[name]
+            self._done[key] = tuple(found)
+        return self._done[key]
 
     def released(self, name: str) -> Tuple[str, ...]:
         """Nodes, as of `done`, after which the buffer that a node is given or returns is not read any more."""
@@ -61,9 +91,8 @@ class Endings:
         """The tensor outside conditionals that has the value of one inside when its branch is taken; else the tensor itself."""
         current = ref
         while current[0] in self._sides:
-            forwards = [
-                c for c, index in self._program.consumers.get(current[0], ()) if index == current[1] and self._program.nodes[c].op in _MERGES | {"Identity"}
-            ]
+            users = [c for c, index in self._program.consumers.get(current[0], ()) if index == current[1]]
+            forwards = [c for c in users if self._program.nodes[c].op in _FORWARDS]
             if not forwards:
                 return ref
             current = forwards[0], 0

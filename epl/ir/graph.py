@@ -57,6 +57,8 @@ class Graph:
         """(number of ops, taskgraph) each time a default strategy was set: it holds for the ops created from then on."""
         self._current_model_phase = ModelPhase.FORWARD
         self.gradient_calls = 0
+        self.losses: Dict[str, None] = {}
+        """Names of the ops whose outputs were differentiated, in order."""
         self._gradients: Dict[str, Tuple[Any, Any]] = {}
         self._views: Any = None
         default = Env.get().strategy_context.default_strategy
@@ -83,7 +85,8 @@ class Graph:
 
     # Strategies.
 
-    def _taskgraph_of(self, strategy: Any) -> Taskgraph:
+    def taskgraph_for(self, strategy: Any) -> Taskgraph:
+        """The taskgraph of a strategy; a new one for a strategy that was not used before."""
         for known, taskgraph in self._by_strategy:
             if known is strategy:
                 return taskgraph
@@ -94,7 +97,7 @@ class Graph:
 
     def enter_strategy(self, strategy: Any) -> None:
         """Stamp the ops created from now on with the taskgraph of a strategy."""
-        taskgraph = self._taskgraph_of(strategy)
+        taskgraph = self.taskgraph_for(strategy)
         scope = compat.attr_scope(tf.get_default_graph(), {A.TASKGRAPH: A.of_int(taskgraph.index)})
         scope.__enter__()
         self._scopes.append((strategy, scope))
@@ -105,7 +108,7 @@ class Graph:
             raise AnnotationError("%r is left but was not the last one entered" % (strategy,))
         _, scope = self._scopes.pop()
         scope.__exit__(None, None, None)
-        taskgraph = self._taskgraph_of(strategy)
+        taskgraph = self.taskgraph_for(strategy)
         if taskgraph is not self._user_default_taskgraph:
             self._epl_default_taskgraph = taskgraph
 
@@ -114,7 +117,7 @@ class Graph:
         self._set_default(strategy, compat.op_count(self.tf_graph))
 
     def _set_default(self, strategy: Any, since: int) -> None:
-        taskgraph = self._taskgraph_of(strategy)
+        taskgraph = self.taskgraph_for(strategy)
         if taskgraph is not self._user_default_taskgraph:
             self.defaults.append((since, taskgraph.index))
         self._user_default_taskgraph = taskgraph
@@ -161,6 +164,7 @@ class Graph:
 
     def record_gradients(self, ys: Sequence[Any], xs: Sequence[Any], gradients: Sequence[Any], call: int) -> None:
         """Mark the outputs of a gradient call as raw gradients of variables."""
+        self.losses.update((y.op.name, None) for y in (ys if isinstance(ys, (list, tuple)) else [ys]) if isinstance(y, tf.Tensor))
         for x, gradient in zip(xs, gradients):
             name = variable_name(x)
             if gradient is None or name is None:

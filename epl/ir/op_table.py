@@ -1,9 +1,9 @@
 """What EPL knows about TensorFlow's op types: state, randomness, data sources, dtypes."""
 
 import functools
-from typing import Any, Dict, FrozenSet, List, Optional, Set
+from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
-from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from epl import compat
 from epl.errors import ProgramError
@@ -13,10 +13,18 @@ REF_VARIABLES = frozenset(("VariableV2", "Variable", "TemporaryVariable"))
 VARIABLES = REF_VARIABLES | {"VarHandleOp"}
 
 RANDOM = frozenset(
-    "RandomUniform RandomUniformInt RandomStandardNormal ParameterizedTruncatedNormal TruncatedNormal RandomShuffle "
-    "Multinomial RandomGamma RandomPoisson RandomPoissonV2 StatelessTruncatedNormal".split()
-) - {"StatelessTruncatedNormal"}
+    "RandomUniform RandomUniformInt RandomStandardNormal ParameterizedTruncatedNormal TruncatedNormal RandomShuffle RandomCrop "
+    "Multinomial RandomGamma RandomPoisson RandomPoissonV2 SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 AllCandidateSampler "
+    "FixedUnigramCandidateSampler LearnedUnigramCandidateSampler LogUniformCandidateSampler ThreadUnsafeUnigramCandidateSampler "
+    "UniformCandidateSampler".split()
+)
 """Ops that draw from a generator kept in the kernel, seeded by `seed` and `seed2`."""
+
+GENERATORS = frozenset(
+    "RngSkip RngReadAndSkip StatefulRandomBinomial StatefulStandardNormal StatefulStandardNormalV2 StatefulTruncatedNormal "
+    "StatefulUniform StatefulUniformFullInt StatefulUniformInt".split()
+)
+"""Ops that draw from a generator whose state is in a variable, and move it on."""
 
 DRAWS = frozenset(
     "IteratorGetNext IteratorGetNextSync IteratorGetNextAsOptional QueueDequeue QueueDequeueV2 QueueDequeueMany QueueDequeueManyV2 "
@@ -65,14 +73,18 @@ EXITS = frozenset(("Exit", "RefExit"))
 PASS_THROUGH = frozenset(("Identity", "RefIdentity", "Enter", "RefEnter", "Switch", "RefSwitch", "Snapshot"))
 """Ops through which a handle or reference keeps naming the same state."""
 
-VARIABLE_READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "IsVariableInitialized"))
+ALIASES = PASS_THROUGH | frozenset(
+    "Merge RefMerge IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient CheckNumerics EnsureShape Bitcast "
+    "Slice StridedSlice Split SplitV Unpack Print DebugIdentity DebugIdentityV2 PlaceholderWithDefault".split()
+)
+"""Ops whose outputs may be the very buffer of their inputs."""
 
 STATE_WRITES = frozenset(
     "Assign AssignAdd AssignSub AssignVariableOp AssignAddVariableOp AssignSubVariableOp "
-    "ScatterUpdate ScatterAdd ScatterSub ScatterMul ScatterDiv ScatterMin ScatterMax ScatterNdUpdate ScatterNdAdd ScatterNdSub "
+    "ScatterUpdate ScatterAdd ScatterSub ScatterMul ScatterDiv ScatterMin ScatterMax ScatterNdUpdate ScatterNdAdd ScatterNdSub ScatterNdMin "
     "ResourceScatterUpdate ResourceScatterAdd ResourceScatterSub ResourceScatterMul ResourceScatterDiv ResourceScatterMin "
-    "ResourceScatterMax ResourceScatterNdUpdate ResourceScatterNdAdd ResourceScatterNdSub ResourceStridedSliceAssign "
-    "StridedSliceAssign CountUpTo ResourceCountUpTo DestroyResourceOp".split()
+    "ResourceScatterMax ResourceScatterNdUpdate ResourceScatterNdAdd ResourceScatterNdSub ResourceScatterNdMin ResourceScatterNdMax "
+    "ResourceStridedSliceAssign ScatterNdMax StridedSliceAssign CountUpTo ResourceCountUpTo DestroyResourceOp".split()
 )
 
 LINEAR_IN_ROWS = frozenset(
@@ -92,7 +104,7 @@ def is_apply(op: str) -> bool:
 
 def writes_state(op: str) -> bool:
     """True for an op that changes the variable its first input names."""
-    return op in STATE_WRITES or is_apply(op)
+    return op in STATE_WRITES or op in GENERATORS or is_apply(op)
 
 
 def variable_of(program: Program, name: str, index: int = 0) -> Optional[str]:
@@ -116,16 +128,60 @@ def variable_of(program: Program, name: str, index: int = 0) -> Optional[str]:
 
 def writes(program: Program, node: Node) -> bool:
     """True for an op, or a call of a function, that may change a variable it is given."""
+    return bool(written_inputs(program, node))
+
+
+def written_inputs(program: Program, node: Node) -> Tuple[int, ...]:
+    """Positions of the data inputs that name variables which a node, or a function it calls, may change."""
     if writes_state(node.op):
-        return True
-    return any(_function_writes(program, f) for f in called_functions(program, node))
+        return (0,)
+    found: Set[int] = set()
+    for name in called_functions(program, node):
+        found.update(_given_to(node.op, _written_arguments(program, name, set()), len(node.inputs)))
+    return tuple(sorted(found))
 
 
-def _function_writes(program: Program, name: str) -> bool:
+_CHOICES = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
+_CALLS = _CHOICES | {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
+
+
+def is_call(program: Program, node: Node) -> bool:
+    """True for a call of functions, v2 control flow included, whose inputs are the functions' arguments."""
+    return node.op in _CALLS or (_may_call(node.op) and compat.op_def(node.op) is None and program.function(node.op) is not None)
+
+
+def _given_to(op: str, arguments: Set[int], inputs: int) -> Set[int]:
+    """The inputs of a calling op that become these arguments of the function."""
+    if op in _CHOICES:
+        return {a + 1 for a in arguments}
+    if op in _CALLS or compat.op_def(op) is None:
+        return arguments
+    return set(range(inputs)) if arguments else set()
+
+
+def _written_arguments(program: Program, name: str, entered: Set[str]) -> Set[int]:
     function = program.function(name)
-    if function is None:
-        return False
-    return any(writes_state(n.op) or any(_function_writes(program, f) for f in _called(n, program)) for n in function.node_def)
+    if function is None or name in entered:
+        return set()
+    entered = entered | {name}
+    arguments = {arg.name: position for position, arg in enumerate(function.signature.input_arg)}
+    inner = {node.name: node for node in function.node_def}
+    found: Set[int] = set()
+    for node in function.node_def:
+        given = [text for text in node.input if not text.startswith("^")]
+        written = {0} if writes_state(node.op) else set()
+        for called in _called(node, program):
+            written |= _given_to(node.op, _written_arguments(program, called, entered), len(given))
+        for position in written:
+            text = given[position]
+            while text not in arguments:
+                source = inner.get(text.partition(":")[0])
+                if source is None or source.op not in PASS_THROUGH:
+                    break
+                text = source.input[0]
+            if text in arguments:
+                found.add(arguments[text])
+    return found
 
 
 def function_contains(program: Program, name: str, ops: FrozenSet[str], _seen: Optional[Set[str]] = None) -> bool:
@@ -157,16 +213,30 @@ def _called(proto: node_def_pb2.NodeDef, program: Program) -> List[str]:
 
 def called_functions(program: Program, node: Node) -> List[str]:
     """Names of the functions a node calls."""
-    return [] if node.proto is None else _called(node.proto, program)
+    return _called(node.proto, program) if node.proto is not None and _may_call(node.op) else []
+
+
+@functools.lru_cache(maxsize=None)
+def _may_call(op: str) -> bool:
+    """False for an op type that has no functions as attributes."""
+    definition = compat.op_def(op)
+    return definition is None or any(a.type in ("func", "list(func)") for a in definition.attr)
 
 
 def is_source(program: Program, node: Node) -> bool:
     """True when every (replica, micro-batch) needs an instance of its own whatever its inputs are."""
-    if node.op in RANDOM or node.op in DRAWS or node.op in STEP_STATE or node.op in PYTHON:
+    if node.op in RANDOM or node.op in GENERATORS or node.op in DRAWS or node.op in STEP_STATE or node.op in PYTHON:
         return True
     if node.op.endswith("Dataset") or node.op.endswith("DatasetV2") or node.op.endswith("DatasetV3") or node.op in SHARED_HANDLES:
         return False
-    return any(function_contains(program, f, RANDOM | DRAWS | PYTHON) for f in called_functions(program, node))
+    return any(function_contains(program, f, RANDOM | GENERATORS | DRAWS | PYTHON) for f in called_functions(program, node))
+
+
+def draws(program: Program, node: Node) -> bool:
+    """True for an op, or a call of a function, that takes the next element of an input."""
+    if node.op in DRAWS:
+        return True
+    return is_source(program, node) and any(function_contains(program, f, DRAWS) for f in called_functions(program, node))
 
 
 def _signature(node: Node, program: Optional[Program]) -> Any:
@@ -175,7 +245,8 @@ def _signature(node: Node, program: Optional[Program]) -> Any:
         function = program.function(node.op)
         definition = function.signature if function is not None else None
     if definition is None:
-        raise ProgramError("Node '%s' has the op type '%s', which this TensorFlow does not know; load the library that defines it" % (node.name, node.op))
+        text = "Node '%s' has the op type '%s', which this TensorFlow does not know; load the library that defines it"
+        raise ProgramError(text % (node.name, node.op))
     return definition
 
 
@@ -210,14 +281,6 @@ def dtype_of(program: Program, name: str, index: int) -> int:
     if not 0 <= index < len(types):
         raise ProgramError("Tensor '%s:%d' does not exist: the node has %d outputs" % (name, index, len(types)))
     return types[index]
-
-
-def ref_outputs(node: Node, program: Optional[Program] = None) -> bool:
-    """True when the first output of a node is a reference to a variable's buffer."""
-    definition = _signature(node, program)
-    if node.op in ("Identity", "Switch", "Enter"):
-        return False
-    return bool(definition.output_arg) and bool(definition.output_arg[0].is_ref)
 
 
 @functools.lru_cache(maxsize=None)
@@ -259,5 +322,5 @@ PSEUDO = "Epl"
 """Op types that start so are EPL's own and are lowered before a program runs."""
 
 FLOATS = frozenset((types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE))
+NUMBERS = FLOATS | {types_pb2.DT_INT8, types_pb2.DT_UINT8, types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64}
 OPAQUE = frozenset((types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT, types_pb2.DT_STRING))
-Library = function_pb2.FunctionDefLibrary

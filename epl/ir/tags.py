@@ -34,7 +34,8 @@ def tags_of(program: Program, attribute: str) -> Dict[Ref, List[GradientTag]]:
     return found
 
 
-def _data_ancestors(program: Program, names: Set[str]) -> Set[str]:
+def data_ancestors(program: Program, names: Set[str]) -> Set[str]:
+    """The nodes that the given ones depend on by data edges, themselves included."""
     seen = set(names)
     stack = list(names)
     while stack:
@@ -58,7 +59,7 @@ def inner_records(program: Program, tags: Dict[Ref, List[GradientTag]]) -> Set[i
             roots.setdefault(tag.record, set()).add(ref[0])
     inner: Set[int] = set()
     for later in sorted(roots):
-        above = _data_ancestors(program, roots[later])
+        above = data_ancestors(program, roots[later])
         for earlier in sorted(roots):
             if earlier < later and earlier not in inner and _strictly_feeds(program, roots[earlier], roots[later], above):
                 inner.add(earlier)

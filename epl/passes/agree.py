@@ -15,7 +15,7 @@ from epl.ir import op_table
 from epl.ir.build import DT_FLOAT, DT_INT32, Builder
 from epl.ir.program import FORWARD, Program, Ref
 from epl.passes.base import Pass
-from epl.passes.clone import instance_name
+from epl.passes.clone import instance_name, instances_at
 from epl.planner.plan import Task
 
 GATE = "epl_gate"
@@ -51,12 +51,13 @@ class Agree(Pass):
     def run(self, program: Program, task: Task) -> Program:
         if not task.parallel:
             return program.replace(agreement=Agreement())
-        draws = [n for n in program.nodes.values() if n.op in op_table.DRAWS and n.origin in program.facts.batch]
+        draws = [n for n in program.nodes.values() if n.origin in program.facts.batch and op_table.draws(program, n)]
         if not draws:
             return program.replace(agreement=Agreement())
         nodes = dict(program.nodes)
         build = Builder(nodes, task.host, FORWARD)
-        drawn = [n.name for n in draws]
+        endings = program.facts.endings
+        drawn = list(dict.fromkeys(e for n in draws for e in instances_at(program, task, n, endings.done(n.origin))))
         sizes = _sizes(program, task, build)
         local = build.add_n("epl_batch/local", [sizes[k] for k in sorted(sizes)], DT_FLOAT) if sizes else None
         if task.ranks == 1:
@@ -90,9 +91,14 @@ def _sizes(program: Program, task: Task, build: Builder) -> Dict[Tuple[int, int]
 
 def ragged_component(program: Program) -> Optional[Tuple[Ref, int]]:
     """The input component whose dimension 0 is a batch that may be smaller at the end, and its dtype."""
+    facts = program.facts
     for ref in program.ragged:
-        if ref[0] in program.facts.batch:
-            # The user's node is gone after cloning; its first instance has the same types.
-            types = op_table.output_types(program.nodes[ref[0]], program)
-            return ref, types[ref[1]]
+        if ref[0] not in facts.batch:
+            continue
+        # The user's node is gone after cloning; its first instance has the same types.
+        dtype = op_table.dtype_of(program, *ref)
+        # Drawn in a conditional: its size is known where the branches join.
+        value = facts.endings.value(ref)
+        if not facts.endings.in_branch(value[0]):
+            return value, dtype
     return None

@@ -111,7 +111,7 @@ class _Assigner:
         for name in self.nodes:
             if name in self.frames:
                 self.members.setdefault(self.frames[name], []).append(name)
-        self.late = _after_gradients(program)
+        self.late = after_gradients(program)
         self.states = {name: handle_source(program, node) for name, node in self.nodes.items()}
         self.units = self._order()
         self.found: Dict[str, Assigned] = {}
@@ -194,7 +194,7 @@ class _Assigner:
         return None
 
     def _is_forward(self, node: Node) -> bool:
-        return node.attr(A.BACKWARD) is None and node.attr(A.UPDATE) is None and node.name not in self.late
+        return node.attr(A.BACKWARD) is None and node.attr(A.UPDATE) is None and node.name not in self.late and node.name not in self.apart
 
     def _from_inputs(self, unit: List[str]) -> Assigned:
         """What the inputs from outside say about a node, or about the nodes of a loop."""
@@ -286,7 +286,7 @@ def _colocated(node: Node) -> str:
     return ""
 
 
-def _after_gradients(program: Program) -> Set[str]:
+def after_gradients(program: Program) -> Set[str]:
     """What depends on raw gradients and is not needed for them."""
     gradients = {ref[0] for ref in program.raw_gradients if ref[0] in program.nodes}
     above = program.ancestors(gradients)

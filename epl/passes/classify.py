@@ -16,12 +16,13 @@ from typing import Dict, FrozenSet, List, Optional, Set, Tuple
 from epl.errors import ProgramError
 from epl.ir import attrs as A
 from epl.ir import op_table
+from epl.ir.endings import Endings, fenced
 from epl.ir.frames import outer_frames
 from epl.ir.program import APPLY, BACKWARD, FORWARD, Node, Program, Ref
-from epl.ir.tags import GradientTag
+from epl.ir.tags import GradientTag, data_ancestors
 from epl.passes.assign import assign
 from epl.passes.base import Pass
-from epl.planner.plan import Task
+from epl.planner.plan import WHOLE, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Facts:
       outputs: names of summary nodes: they exist once and read merged values.
       frames: node -> name of the outermost while frame it is in.
       variables_of: node that is given handles or references of variables -> those variables.
+      writes: node that may change variables -> those variables.
+      endings: after which nodes a node of a loop or conditional is done.
     """
 
     gradients: Dict[Ref, GradientTag]
@@ -43,19 +46,12 @@ class Facts:
     outputs: FrozenSet[str]
     frames: Dict[str, str]
     variables_of: Dict[str, Tuple[str, ...]]
+    writes: Dict[str, Tuple[str, ...]]
+    endings: Endings
 
-    def written(self, program: Program, phase: Optional[str] = None) -> List[str]:
-        """Variables that the program writes (in one phase, or at all), in node order."""
-        found: Dict[str, None] = {}
-        for name, variables in self.variables_of.items():
-            node = program.nodes.get(name)
-            if node is None or (phase is not None and node.phase != phase):
-                continue
-            if op_table.writes_state(node.op):
-                found[variables[0]] = None
-            elif op_table.writes(program, node):
-                found.update(dict.fromkeys(variables))
-        return list(found)
+    def written(self, program: Program) -> List[str]:
+        """Variables that a program with the user's names writes, in node order."""
+        return list(dict.fromkeys(v for name, variables in self.writes.items() if name in program.nodes for v in variables))
 
 
 def training_gradients(program: Program, task: Task) -> Dict[Ref, GradientTag]:
@@ -73,13 +69,15 @@ class Classify(Pass):
     name = "classify"
 
     def run(self, program: Program, task: Task) -> Program:
+        if task.parallel:
+            program = fenced(program)
         order = program.topological()
         frames = outer_frames(program, order)
-        touched = _touched_variables(program)
+        touched, writes = _touched_variables(program)
         gradients = training_gradients(program, task)
         above = program.ancestors({r[0] for r in gradients})
-        apply = _after(program, gradients, above, touched)
-        forward = program.ancestors([n.name for n in order if n.name not in above and n.name not in apply] + _losses(program, above))
+        apply = _after(program, gradients, above, writes)
+        forward = _forward(program, above, apply)
         phases = {}
         for node in order:
             if node.name in apply:
@@ -90,12 +88,15 @@ class Classify(Pass):
                 phases[node.name] = FORWARD
         if task.parallel and task.plan.replicas * task.plan.micro_batches > 1:
             _refuse_unrecorded(program, gradients)
+        if task.parallel and task.part != WHOLE:
+            _refuse_updates_between(program, above, apply, touched, writes)
         shared = {n.name for n in order if n.op in op_table.SHARED_HANDLES or n.op in op_table.SHARED_WRITES}
         outputs = {n.name for n in order if n.op in op_table.SUMMARIES and n.name not in frames}
-        batch = _batch_nodes(program, gradients, phases, frames, shared, outputs, touched) if task.parallel else set()
+        batch = _batch_nodes(program, gradients, phases, frames, shared, outputs, touched, writes) if task.parallel else set()
         taskgraphs = _taskgraphs(program, task)
         nodes = {name: _stamp(node, phases[name], taskgraphs[name]) for name, node in program.nodes.items()}
-        facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched)
+        endings = Endings(program, order, ignored=apply)
+        facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched, writes, endings)
         return program.replace(nodes=nodes, facts=facts)
 
 
@@ -117,46 +118,84 @@ def _stamp(node: Node, phase: str, taskgraph: Optional[int]) -> Node:
     return node.replace(phase=phase, taskgraph=taskgraph)
 
 
-def _losses(program: Program, above: Dict[str, None]) -> List[str]:
-    """Forward ends inside the ancestors of the gradients: consumers exist only in the backward by name."""
-    return [n for n in above if program.nodes[n].int_attr(A.BACKWARD) is None]
-
-
-def _touched_variables(program: Program) -> Dict[str, Tuple[str, ...]]:
+def _touched_variables(program: Program) -> Tuple[Dict[str, Tuple[str, ...]], Dict[str, Tuple[str, ...]]]:
+    """Node -> the variables it is given, and node -> those it may change."""
     touched: Dict[str, Tuple[str, ...]] = {}
+    writes: Dict[str, Tuple[str, ...]] = {}
     behind: Dict[str, Optional[str]] = {}
     for node in program.nodes.values():
-        found: Dict[str, None] = {}
         for source, index in node.inputs:
             if source not in behind:
                 behind[source] = op_table.variable_of(program, source, index)
-            variable = behind[source]
-            if variable is not None:
-                found[variable] = None
+        found = dict.fromkeys(v for v in (behind[source] for source, _ in node.inputs) if v is not None)
         if found:
             touched[node.name] = tuple(found)
-    return touched
+            changed = (behind[node.inputs[position][0]] for position in op_table.written_inputs(program, node))
+            written = tuple(dict.fromkeys(v for v in changed if v is not None))
+            if written:
+                writes[node.name] = written
+    return touched, writes
 
 
-def _after(program: Program, gradients: Dict[Ref, GradientTag], above: Dict[str, None], touched: Dict[str, Tuple[str, ...]]) -> Set[str]:
-    """What depends on the gradients and is not needed for them, and other updates of the same state."""
+def _after(program: Program, gradients: Dict[Ref, GradientTag], above: Dict[str, None], writes: Dict[str, Tuple[str, ...]]) -> Set[str]:
+    """What depends on the gradients and is not needed for them, and other updates of the same state.
+
+    A later gradient may wait for an earlier update by a control edge: the update is no
+    part of that gradient's computation.
+    """
+    needed = data_ancestors(program, {r[0] for r in gradients})
+    needed.update(n for n in above if program.nodes[n].attr(A.BACKWARD) is not None)
     stack: List[str] = []
     for name in {r[0] for r in gradients}:
         for consumer, index in program.consumers.get(name, ()):
-            if consumer not in above and (index < 0 or (name, index) in gradients):
+            if consumer not in needed and (index < 0 or (name, index) in gradients):
                 stack.append(consumer)
     found: Set[str] = set()
-    writers = {n: vs[0] for n, vs in touched.items() if op_table.writes_state(program.nodes[n].op) and n not in above}
+    writers = {n: vs for n, vs in writes.items() if n not in above}
     while stack:
         while stack:
             name = stack.pop()
             if name not in found:
                 found.add(name)
-                stack.extend(c for c, _ in program.consumers.get(name, ()) if c not in above)
+                stack.extend(c for c, _ in program.consumers.get(name, ()) if c not in needed)
         # Adam decays its moments before the sparse gradient is added: that is part of the update.
-        updated = {variable for name, variable in writers.items() if name in found}
-        stack.extend(n for n, variable in writers.items() if variable in updated and n not in found)
+        updated = {v for name in found for v in writes.get(name, ())}
+        stack.extend(n for n, variables in writers.items() if n not in found and not updated.isdisjoint(variables))
     return found
+
+
+def _forward(program: Program, above: Dict[str, None], apply: Set[str]) -> Set[str]:
+    """The ancestors, as far as the updates, of all that no gradient call made and no gradient steers."""
+    ends = [n for n in program.nodes.values() if n.name not in apply and (n.name not in above or n.attr(A.BACKWARD) is None)]
+    seen = {n.name for n in ends}
+    while ends:
+        node = ends.pop()
+        for source in [s for s, _ in node.inputs] + list(node.controls):
+            if source not in seen and source not in apply:
+                seen.add(source)
+                ends.append(program.nodes[source])
+    return seen
+
+
+def _refuse_updates_between(
+    program: Program, above: Dict[str, None], apply: Set[str], touched: Dict[str, Tuple[str, ...]], writes: Dict[str, Tuple[str, ...]]
+) -> None:
+    """Refuse a step of several runs in which a gradient is computed from what an earlier gradient updates."""
+    updated = {v for name in apply for v in writes.get(name, ())}
+    stack = [name for name in apply if name in above]
+    seen = set(stack)
+    while stack:
+        for consumer, _ in program.consumers.get(stack.pop(), ()):
+            if consumer in seen or consumer not in above:
+                continue
+            seen.add(consumer)
+            stack.append(consumer)
+            if consumer not in apply and not updated.isdisjoint(touched.get(consumer, ())):
+                raise ProgramError(
+                    "Node '%s' reads a variable after its update, and a later gradient of the same program depends on it. With "
+                    "pipeline.num_micro_batch consecutive runs make one step and update once, at its end. Set pipeline.accumulate_in_run, "
+                    "or run the two training ops by two calls" % consumer
+                )
 
 
 def _refuse_unrecorded(program: Program, gradients: Dict[Ref, GradientTag]) -> None:
@@ -178,6 +217,7 @@ def _batch_nodes(
     shared: Set[str],
     outputs: Set[str],
     touched: Dict[str, Tuple[str, ...]],
+    writes: Dict[str, Tuple[str, ...]],
 ) -> Set[str]:
     members: Dict[str, List[str]] = {}
     for name, frame in frames.items():
@@ -198,7 +238,8 @@ def _batch_nodes(
         while stack:
             name = stack.pop()
             for consumer, index in program.consumers.get(name, ()):
-                if index < 0 and op_table.writes(program, program.nodes[consumer]):
+                other = program.nodes[consumer]
+                if index < 0 and (other.attr(A.UPDATE) is not None or op_table.writes(program, other)):
                     continue  # it only waits: it runs once per step, after all instances
                 mark(consumer)
 
@@ -211,7 +252,7 @@ def _batch_nodes(
     spread()
     while True:
         # State written per micro-batch is read anew by each micro-batch.
-        written = {v for n, vs in touched.items() if n in batch and op_table.writes(program, program.nodes[n]) for v in vs}
+        written = {v for n, vs in writes.items() if n in batch for v in vs}
         before = len(batch)
         for name, variables in touched.items():
             if phases[name] != APPLY and not written.isdisjoint(variables):

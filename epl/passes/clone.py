@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 from epl.errors import ProgramError
 from epl.ir import attrs as A
 from epl.ir import op_table
-from epl.ir.program import APPLY, DIVIDE, Node, Program, Ref, ref_text
+from epl.ir.program import APPLY, DIVIDE, Node, Program, Ref
 from epl.ir.tags import partners
 from epl.passes.assign import state_of
 from epl.passes.base import Pass
@@ -45,6 +45,25 @@ def instance_name(name: str, replica: int, micro_batch: Optional[int]) -> str:
     return common.get_replica_prefix(replica) + common.get_micro_batch_prefix(micro_batch or 0) + name
 
 
+def instances_at(program: Program, task: Task, node: Node, names: Sequence[str]) -> List[str]:
+    """The instances of nodes of the user's program that one instance of another node meets."""
+    facts = program.facts
+    found: List[str] = []
+    for name in names:
+        if name not in facts.batch:
+            found.append(instance_name(name, 0 if name in facts.shared or name in facts.outputs else node.replica, None))
+        elif node.micro_batch is None:
+            found.extend(instance_name(name, node.replica, m) for m in range(task.micro_batches))
+        else:
+            found.append(instance_name(name, node.replica, node.micro_batch))
+    return [name for name in found if name in program.nodes]
+
+
+def tensor_label(ref: Ref) -> str:
+    """A name for a tensor that no other tensor has, in a program without nodes of that name."""
+    return ref[0] if ref[1] == 0 else "%s/epl_output_%d" % ref
+
+
 class Clone(Pass):
     """Make the local instances of all nodes and connect them."""
 
@@ -66,7 +85,10 @@ class _Cloner:
         self.nodes: Dict[str, Node] = {}
         self.extra: Dict[str, Node] = {}
         self.on_host = self._host_nodes()
+        self.partners = partners(self.facts.gradients)
+        self.pairs = {ref: tuple(c[k] for k in ("values", "indices")) for c in self.partners.values() for ref in c.values()}
         self.instances = [(r, m) for r in range(self.replicas) for m in range(self.batches)]
+        self.batch_reads, self.batch_writes = self._batch_accesses()
 
     def run(self) -> Program:
         program = self.program
@@ -95,9 +117,6 @@ class _Cloner:
 
     def _is_feed(self, node: Node) -> bool:
         return any(f.node == node.name for f in self.program.feeds) if node.op == "Placeholder" else False
-
-    def _single(self, name: str) -> bool:
-        return name not in self.facts.batch
 
     def _name(self, name: str, replica: int, micro_batch: Optional[int]) -> str:
         """The instance of a node that instance (replica, micro_batch) of another one sees."""
@@ -136,14 +155,13 @@ class _Cloner:
         return self.task.device_of(replica, self.program.taskgraph_of(state or node.name))
 
     def _emit(self, node: Node, replica: int, micro_batch: Optional[int]) -> None:
-        per_batch = micro_batch is not None
         attrs = dict(node.attrs)
         name = instance_name(node.name, replica, micro_batch)
         self._own_state(node, name, attrs)
-        if per_batch and node.op in op_table.ENTERS and name != node.name:
+        if node.op in op_table.ENTERS and name != node.name:
             prefix = name[: len(name) - len(node.name)]
             attrs["frame_name"] = A.of_str(prefix + node.str_attr("frame_name"))
-        if per_batch and node.op in op_table.RANDOM:
+        if micro_batch is not None and node.op in op_table.RANDOM:
             index = self.task.global_index(replica, micro_batch)
             seeds = node.int_attr("seed") or 0, node.int_attr("seed2") or 0
             if index and any(seeds):
@@ -236,51 +254,63 @@ class _Cloner:
 
     def _earlier(self, node: Node, replica: int, micro_batch: int) -> List[str]:
         """Instances that must come first: draws of one input, and state written per micro-batch."""
-        if node.op in op_table.DRAWS:
+        facts = self.facts
+        if node.name in facts.frames and (node.op not in op_table.ENTERS or self._frame_of_inputs(node)):
+            return []  # a loop waits as a whole, where it is entered
+        if op_table.draws(self.program, node) and node.name not in facts.frames:
             position = self.instances.index((replica, micro_batch))
-            return [instance_name(node.name, *self.instances[position - 1])] if position else []
-        if not micro_batch or node.name in self.facts.frames:
+            return [instance_name(e, *self.instances[position - 1]) for e in self._done(node.name)] if position else []
+        if not micro_batch:
             return []
-        variables = self.facts.variables_of.get(node.name, ())
-        found: List[str] = []
-        for other, touched in self._batch_writers().items():
-            if not touched.isdisjoint(variables):
-                found.append(instance_name(other, replica, micro_batch - 1))
-        return found
+        found: Dict[str, None] = {}
+        for variable in facts.variables_of.get(node.name, ()):
+            found.update((instance_name(e, replica, micro_batch - 1), None) for e in self.batch_writes.get(variable, ()))
+        for variable in facts.writes.get(node.name, ()):
+            found.update((instance_name(e, replica, micro_batch - 1), None) for e in self.batch_reads.get(variable, ()))
+        return list(found)
 
-    def _batch_writers(self) -> Dict[str, frozenset]:
-        cached = getattr(self, "_writers", None)
-        if cached is None:
-            cached = {
-                name: frozenset(variables)
-                for name, variables in self.facts.variables_of.items()
-                if name in self.facts.batch and name not in self.facts.frames and op_table.writes(self.program, self.program.nodes[name])
-            }
-            self._writers = cached
-        return cached
+    def _frame_of_inputs(self, node: Node) -> bool:
+        """True for an Enter of a loop inside another loop."""
+        return any(s in self.facts.frames and self.program.nodes[s].op not in op_table.EXITS for s, _ in node.inputs)
+
+    def _done(self, name: str) -> List[str]:
+        return [e for e in self.facts.endings.done(name) if e in self.facts.batch]
+
+    def _batch_accesses(self) -> Tuple[Dict[str, Dict[str, None]], Dict[str, Dict[str, None]]]:
+        """For each variable written per micro-batch: after which nodes its reads, and its writes, are done."""
+        facts = self.facts
+        reads: Dict[str, Dict[str, None]] = {}
+        writes: Dict[str, Dict[str, None]] = {}
+        for name, variables in facts.writes.items():
+            if name in facts.batch:
+                for variable in variables:
+                    writes.setdefault(variable, {}).update(dict.fromkeys(self._done(name)))
+        for name, variables in facts.variables_of.items():
+            for variable in writes.keys() & variables if name in facts.batch else ():
+                ends = [e for e in facts.endings.released(name) if e in facts.batch]
+                reads.setdefault(variable, {}).update(dict.fromkeys(ends))
+        return reads, writes
 
     # Pseudo-ops.
 
     def _aggregate(self, ref: Ref) -> str:
-        name = "epl_gradient/" + ref_text(ref).replace(":", "_")
+        name = "epl_gradient/" + tensor_label(ref)
         if name not in self.extra:
             tag = self.facts.gradients[ref]
-            pairs = partners(self.facts.gradients)
-            parts = self._parts(ref)
-            info = {"ref": ref, "tag": tag, "batch": ref[0] in self.facts.batch, "indices": None, "values": None}
-            for values, components in pairs.items():
-                if ref == values:
-                    info["indices"] = components["indices"]
-                if ref == components["indices"]:
-                    info["values"] = values
-            self.extra[name] = Node(name, AGGREGATE, parts, origin=ref[0], phase=APPLY, info=info)
+            # The values and indices of a sparse gradient come in the same instances, also when one of them is always the same.
+            batch = any(s in self.facts.batch for s, _ in self.pairs.get(ref, (ref,)))
+            info = {"ref": ref, "tag": tag, "batch": batch, "indices": None, "values": None}
+            if ref in self.partners:
+                info["indices"] = self.partners[ref]["indices"]
+            elif tag.component == "indices" and ref in self.pairs:
+                info["values"] = self.pairs[ref][0]
+            self.extra[name] = Node(name, AGGREGATE, self._parts(ref, batch), origin=ref[0], phase=APPLY, info=info)
         return name
 
-    def _parts(self, ref: Ref) -> Sequence[Ref]:
+    def _parts(self, ref: Ref, batch: bool) -> List[Ref]:
         source, index = ref
-        if source in self.facts.batch:
-            return [(instance_name(source, r, m), index) for r, m in self.instances]
-        return [(self._name(source, r, None), index) for r in range(self.replicas)]
+        instances = self.instances if batch else [(r, 0) for r in range(self.replicas)]
+        return [(self._name(source, r, m), index) for r, m in instances]
 
     def _merge(self, ref: Ref, replica: int, across: bool, collection: str = "") -> Ref:
         """One value out of the instances of a tensor: of all replicas, or of one replica's micro-batches."""
@@ -291,7 +321,7 @@ class _Cloner:
             return instance_name(source, *instances[0]), index
         if rule == "last":
             return self._whole(ref, replica) if across else (instance_name(source, *instances[-1]), index)
-        name = "epl_merge/" + ref_text(ref).replace(":", "_") + ("" if across else "/of_%d" % replica) + ("/" + collection if collection else "")
+        name = "epl_merge/" + tensor_label(ref) + ("" if across else "/of_%d" % replica) + ("/" + collection if collection else "")
         if name not in self.extra:
             parts = [(instance_name(source, r, m), index) for r, m in instances]
             self._add_merge(name, ref, parts, rule, across, instances)
@@ -339,7 +369,7 @@ class _Cloner:
         """A collected tensor that is the same in all micro-batches (for example of weights alone)."""
         source, index = ref
         instances = self.instances if across else [(0, m) for m in range(self.batches)]
-        name = "epl_merge/%s/%s" % (ref_text(ref).replace(":", "_"), collection)
+        name = "epl_merge/%s/%s" % (tensor_label(ref), collection)
         parts = [(self._name(source, r, None), index) for r, _ in instances]
         self._add_merge(name, ref, parts, merge_rule(self.program, ref, collection), across, instances)
         return name, 0

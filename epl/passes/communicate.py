@@ -7,7 +7,7 @@ program's key and never depend on what else was compiled before, so that all ran
 agree on them.
 """
 
-from typing import Dict, List, Set
+from typing import Any, Dict, List, Set
 
 from epl.errors import ProgramError
 from epl.ir import attrs as A
@@ -23,9 +23,9 @@ ANCHOR = "epl_anchor"
 
 COLLECTIVES = ("EplAllReduce", "EplAllGather", "EplBroadcast")
 _SUM, _MAX = 1, 4
-_BFLOAT16, _UINT16, _FLOAT, _BOOL, _UINT8 = 14, 17, 1, 10, 4
+_BFLOAT16, _UINT16, _FLOAT, _BOOL = 14, 17, 1, 10
 _REDUCIBLE = frozenset((4, 6, 3, 9, 19, 1, 2))
-_MOVABLE = _REDUCIBLE | {10, 5, 17}
+_MOVABLE = _REDUCIBLE | {_BOOL, 5, _UINT16}
 
 
 def collective_name(key: str, label: str, scope: str = "epl_comm") -> str:
@@ -57,7 +57,7 @@ def ended_program(key: str, label: str, versions: object) -> Program:
         ignore_name_scope=A.of_bool(True),
         _epl_collective=A.of_str(name),
     )
-    return Program(nodes, [(name, 0)], feeds=[Feed((ANCHOR, 0), ANCHOR)], versions=versions)  # type: ignore[arg-type]
+    return Program(nodes, [(name, 0)], feeds=[Feed((ANCHOR, 0), ANCHOR)], versions=versions)
 
 
 class Communicate(Pass):
@@ -108,7 +108,7 @@ class _Lower:
         method = {"EplAllReduce": self._all_reduce, "EplAllGather": self._all_gather, "EplBroadcast": self._broadcast}
         return method[self.node.op]()
 
-    def _hvd(self, op: str, name: str, inputs: List[Ref], **attrs: object) -> Ref:
+    def _hvd(self, op: str, name: str, inputs: List[Ref], **attrs: Any) -> Ref:
         return self.build.op(
             op,
             name,
@@ -116,7 +116,8 @@ class _Lower:
             self.node.controls,
             ignore_name_scope=A.of_bool(True),
             process_set_id=A.of_int(0),
-            **dict(attrs, **{"_epl_collective": A.of_str(name)}),
+            _epl_collective=A.of_str(name),
+            **attrs,
         )
 
     def _anchored(self, ref: Ref, label: str, dtype: int) -> Ref:
@@ -124,6 +125,8 @@ class _Lower:
             return ref
         name = "%s/anchored_%s" % (self.name, label)
         zero = self.build.cast(name + "/zero", (ANCHOR, 0), DT_INT32, dtype)
+        if dtype == _BOOL:
+            return self.build.op("LogicalOr", name, [ref, zero])
         return self.build.op("AddV2", name, [ref, zero], T=A.of_type(dtype))
 
     def _all_reduce(self) -> List[Ref]:

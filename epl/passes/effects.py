@@ -9,7 +9,7 @@ from epl.ir import op_table
 from epl.ir.build import Builder
 from epl.ir.program import APPLY, FORWARD, Node, Program, Ref
 from epl.passes.base import Pass
-from epl.passes.clone import instance_name
+from epl.passes.clone import instance_name, instances_at
 from epl.passes.rewire import add_controls
 from epl.planner.plan import Task
 
@@ -26,49 +26,43 @@ class Order(Pass):
     def run(self, program: Program, task: Task) -> Program:
         if not task.parallel:
             return program
-        variables = _instance_variables(program)
         writers: Dict[str, List[str]] = {}
         readers: Dict[str, List[str]] = {}
-        for name, touched in variables.items():
-            node = program.nodes[name]
-            for variable in touched:
-                if node.phase == APPLY and op_table.writes(program, node):
-                    writers.setdefault(variable, []).append(name)
-                elif node.phase != APPLY:
-                    readers.setdefault(variable, []).append(name)
+        for node in program.nodes.values():
+            if not _is_instance(node):
+                continue
+            if node.phase != APPLY:
+                for variable in program.facts.variables_of.get(node.origin, ()):
+                    readers.setdefault(instance_name(variable, node.replica, None), []).append(node.name)
+            elif node.origin in program.facts.writes:
+                for variable in program.facts.writes[node.origin]:
+                    writers.setdefault(instance_name(variable, node.replica, None), []).append(node.name)
         if not writers:
             return program
         after = _descendants(program, [w for names in writers.values() for w in names])
-        exits = _frame_exits(program)
         nodes = dict(program.nodes)
+        fetches = _copied_fetches(program, nodes, set(writers), after, readers)
         for variable, names in writers.items():
             waits: Dict[str, None] = {}
             for reader in readers.get(variable, ()):
-                waits.update((r, None) for r in self._ends(program, reader, exits))
+                waits.update(dict.fromkeys(self._ends(program, task, reader)))
             free = [w for w in waits if w not in after]
             if free:
                 for name in names:
                     if program.nodes[name].origin not in program.facts.frames:
                         add_controls(nodes, name, free)
-        return program.replace(nodes=nodes)
+        return program.replace(nodes=nodes, fetches=fetches)
 
-    def _ends(self, program: Program, reader: str, exits: Dict[str, List[str]]) -> List[str]:
+    @staticmethod
+    def _ends(program: Program, task: Task, reader: str) -> List[str]:
         """The nodes after which a read has no more claim on the variable's buffer."""
-        node = program.nodes[reader]
-        frame = _frame(program, node)
-        if frame is not None and node.op not in op_table.EXITS:
-            return exits.get(frame, [])
-        if node.op in op_table.PASS_THROUGH and node.inputs:
-            # The output of such an op is the buffer itself: its users must be done.
-            ends: List[str] = []
-            for consumer, index in program.consumers.get(reader, ()):
-                other = program.nodes[consumer]
-                if index < 0 or other.phase == APPLY:
-                    continue
-                inner = _frame(program, other)
-                ends.extend(exits.get(inner, []) if inner is not None and other.op not in op_table.EXITS else [consumer])
-            return ends
-        return [reader]
+        node = program.nodes.get(reader)
+        if node is None:
+            return [reader]  # the copy of a fetched value
+        ends = instances_at(program, task, node, program.facts.endings.released(node.origin))
+        # A merge of instances reads the buffers that they return.
+        merges = [c for c, _ in program.consumers.get(reader, ()) if program.nodes[c].op.startswith(op_table.PSEUDO)]
+        return ends + merges if node.op in op_table.ALIASES else ends
 
 
 class Guard(Pass):
@@ -81,10 +75,25 @@ class Guard(Pass):
         if gate is None:
             return program
         nodes = dict(program.nodes)
+        earlier = program.ancestors([gate])
+        loops = _written_loops(program)
         for node in program.nodes.values():
-            if node.origin and op_table.writes(program, node) and node.origin not in program.facts.frames:
+            if not node.origin or node.name in earlier:
+                continue
+            frame = _frame(program, node)
+            if frame is None:
+                waits = op_table.writes(program, node)
+            else:
+                # Nothing outside a loop may be waited for inside it: the loop is not entered before.
+                waits = frame in loops and node.op in op_table.ENTERS and all(_frame(program, program.nodes[s]) != frame for s, _ in node.inputs)
+            if waits:
                 add_controls(nodes, node.name, [gate])
         return program.replace(nodes=nodes)
+
+
+def _written_loops(program: Program) -> Set[object]:
+    """The loops in which variables are written."""
+    return {_frame(program, n) for n in program.nodes.values() if n.origin in program.facts.frames and op_table.writes(program, n)}
 
 
 class Statistics(Pass):
@@ -96,36 +105,48 @@ class Statistics(Pass):
         if not task.parallel or task.plan.replicas == 1:
             return program
         nodes = dict(program.nodes)
-        written = self._written(program)
+        facts = program.facts
+        writers: Dict[str, List[Node]] = {}
+        for node in program.nodes.values():
+            if _is_instance(node) and node.phase != APPLY:
+                for variable in facts.writes.get(node.origin, ()):
+                    writers.setdefault(variable, []).append(node)
+        readers: Dict[str, List[Node]] = {}
+        updates: Dict[str, List[Node]] = {}
+        for node in program.nodes.values():
+            if _is_instance(node):
+                for variable in writers.keys() & facts.variables_of.get(node.origin, ()):
+                    if node.phase != APPLY:
+                        readers.setdefault(variable, []).append(node)
+                    elif variable in facts.writes.get(node.origin, ()):
+                        updates.setdefault(variable, []).append(node)
         effects: List[str] = []
-        for variable, writers in written.items():
-            effects.extend(self._average(program, task, nodes, variable, writers))
+        for variable in writers:
+            assigned = self._average(program, task, nodes, variable, writers[variable], readers[variable])
+            effects.extend(assigned)
+            after = _descendants(program, [n.name for n in updates.get(variable, ())])
+            if after.isdisjoint(n.name for n in readers[variable]):
+                for node in updates.get(variable, ()):
+                    add_controls(nodes, node.name, assigned)
         return program.replace(nodes=nodes, targets=program.targets + tuple(effects))
 
     @staticmethod
-    def _written(program: Program) -> Dict[str, List[str]]:
-        written: Dict[str, List[str]] = {}
-        for node in program.nodes.values():
-            if node.phase == APPLY or not node.origin or node.origin not in program.facts.variables_of:
-                continue
-            if op_table.writes_state(node.op):
-                written.setdefault(program.facts.variables_of[node.origin][0], []).append(node.name)
-        return written
-
-    def _average(self, program: Program, task: Task, nodes: Dict[str, Node], variable: str, writers: List[str]) -> List[str]:
-        handle = program.nodes[instance_name(variable, 0, None)]
-        dtype = _variable_dtype(handle)
-        if dtype not in op_table.FLOATS or any(program.nodes[w].origin in program.facts.frames for w in writers):
+    def _average(program: Program, task: Task, nodes: Dict[str, Node], variable: str, writers: List[Node], readers: List[Node]) -> List[str]:
+        dtype = variable_dtype(program.nodes[instance_name(variable, 0, None)])
+        if dtype not in op_table.FLOATS:
             return []
+        endings = program.facts.endings
         base = "epl_statistics/" + variable
         values: List[Ref] = []
-        readers: Dict[int, List[str]] = {}
+        waits: List[List[str]] = []
         for replica in range(task.local_replicas):
             name = instance_name(variable, replica, None)
-            own = [w for w in writers if program.nodes[w].replica == replica]
+            done = [e for w in writers if w.replica == replica for e in instances_at(program, task, w, endings.done(w.origin))]
             build = Builder(nodes, task.devices[replica], FORWARD)
-            values.append(read_variable(build, "%s/read_%d" % (base, replica), program.nodes[name], own))
-            readers[replica] = [values[-1][0]] + self._readers(program, variable, replica, writers)
+            values.append(read_variable(build, "%s/read_%d" % (base, replica), program.nodes[name], list(dict.fromkeys(done))))
+            # Reads of the step must see the replica's own value, not the average.
+            ends = [e for r in readers if r.replica == replica for e in instances_at(program, task, r, endings.released(r.origin))]
+            waits.append(list(dict.fromkeys([values[-1][0]] + ends)))
         build = Builder(nodes, task.devices[0], FORWARD)
         gate = [program.agreement.gate] if program.agreement and program.agreement.gate else []
         if task.plan.statistics_reduce == "first":
@@ -143,25 +164,13 @@ class Statistics(Pass):
         for replica in range(task.local_replicas):
             name = instance_name(variable, replica, None)
             build = Builder(nodes, task.devices[replica], FORWARD)
-            effects.append(assign_variable(build, "%s/assign_%d" % (base, replica), program.nodes[name], value, readers[replica]))
+            effects.append(assign_variable(build, "%s/assign_%d" % (base, replica), program.nodes[name], value, waits[replica]))
         return effects
-
-    @staticmethod
-    def _readers(program: Program, variable: str, replica: int, writers: List[str]) -> List[str]:
-        """Reads of the step must see the replica's own value, not the average."""
-        found: List[str] = []
-        after = _descendants(program, writers)
-        for node in program.nodes.values():
-            if node.origin in program.facts.frames or node.phase == APPLY or node.replica != replica:
-                continue
-            if variable in program.facts.variables_of.get(node.origin, ()) and node.name not in after:
-                found.append(node.name)
-        return found
 
 
 def read_variable(build: Builder, name: str, variable: Node, controls: List[str]) -> Ref:
     """The value of a variable node, reference or resource, after the given nodes; read on its device."""
-    dtype = _variable_dtype(variable)
+    dtype = variable_dtype(variable)
     build = build.at(variable.device)
     if variable.op == "VarHandleOp":
         return build.read(name, (variable.name, 0), dtype, controls)
@@ -172,7 +181,7 @@ def read_variable(build: Builder, name: str, variable: Node, controls: List[str]
 
 def assign_variable(build: Builder, name: str, variable: Node, value: Ref, controls: List[str]) -> str:
     """Assign to a variable node, reference or resource, on its device; returns the new node."""
-    dtype = _variable_dtype(variable)
+    dtype = variable_dtype(variable)
     build = build.at(variable.device)
     if variable.op == "VarHandleOp":
         return build.assign(name, (variable.name, 0), value, dtype, controls)
@@ -182,32 +191,42 @@ def assign_variable(build: Builder, name: str, variable: Node, value: Ref, contr
     return name
 
 
-def _variable_dtype(variable: Node) -> int:
+def variable_dtype(variable: Node) -> int:
+    """The dtype of a variable node's value."""
     found = variable.attr("dtype")
     return int(found.type) if found is not None else types_pb2.DT_FLOAT
 
 
-def _instance_variables(program: Program) -> Dict[str, List[str]]:
-    """Instance that is given variables -> those variables' instances."""
-    found: Dict[str, List[str]] = {}
-    for node in program.nodes.values():
-        variables = program.facts.variables_of.get(node.origin, ()) if node.origin else ()
-        if variables:
-            found[node.name] = [instance_name(v, node.replica, None) for v in variables]
-    return found
+def _copied_fetches(program: Program, nodes: Dict[str, Node], written: Set[str], after: Set[str], readers: Dict[str, List[str]]) -> List[Ref]:
+    """Fetches with the values that reference variables have before the update.
+
+    What a fetch of such a variable returns is its buffer, which may have been written by
+    the time it is looked at: it is copied first. The copies are added to the readers.
+    """
+    fetches: List[Ref] = []
+    for ref in program.fetches:
+        node = program.nodes[ref[0]]
+        name = op_table.variable_of(program, *ref)
+        variable = program.nodes.get(name) if name in written and ref[0] not in after else None
+        if variable is None or variable.op not in op_table.REF_VARIABLES or variable_dtype(variable) not in op_table.NUMBERS or node.phase == APPLY:
+            fetches.append(ref)
+            continue
+        copy = "epl_fetch/" + ref[0]
+        if copy not in nodes:
+            read_variable(Builder(nodes, variable.device, FORWARD), copy, variable, [ref[0]])
+            readers.setdefault(variable.name, []).append(copy)
+        fetches.append((copy, 0))
+    return fetches
+
+
+def _is_instance(node: Node) -> bool:
+    """False for what EPL added, for example a merge of the instances of a node."""
+    return bool(node.origin) and not node.op.startswith(op_table.PSEUDO)
 
 
 def _frame(program: Program, node: Node) -> object:
     frame = program.facts.frames.get(node.origin) if node.origin else None
     return None if frame is None else (frame, node.replica, node.micro_batch)
-
-
-def _frame_exits(program: Program) -> Dict[object, List[str]]:
-    exits: Dict[object, List[str]] = {}
-    for node in program.nodes.values():
-        if node.op in op_table.EXITS:
-            exits.setdefault(_frame(program, node), []).append(node.name)
-    return exits
 
 
 def _descendants(program: Program, names: List[str]) -> Set[str]:

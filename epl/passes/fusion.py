@@ -1,6 +1,6 @@
 """Fusing dense gradients into few all-reduces."""
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 from epl.ir import attrs as A
 from epl.ir.build import Builder
@@ -39,22 +39,22 @@ def all_reduce(build: Builder, items: Sequence[Any], plan: Plan, factor: float, 
     """Sum tensors over the ranks and scale them.
 
     Args:
-      items: objects with `node` (name), `value`, `dtype`, `size` (bytes).
+      items: objects with `node` (name), `value`, `dtype`, `size` (bytes), `record`.
       factor: multiplied into the sums.
 
     Returns:
       The reduced tensors in the order of `items`.
     """
     results: Dict[int, Ref] = {}
-    by_dtype: Dict[int, List[int]] = {}
+    # The gradients of a later call may wait for the update of an earlier one: they can't travel together.
+    alike: Dict[Tuple[int, int], List[int]] = {}
     # The last gradients of the graph are ready first: they travel first.
     for position in reversed(range(len(items))):
-        by_dtype.setdefault(items[position].dtype, []).append(position)
-    for dtype in sorted(by_dtype):
-        positions = by_dtype[dtype]
+        alike.setdefault((items[position].record, items[position].dtype), []).append(position)
+    for (record, dtype), positions in sorted(alike.items()):
         for number, group in enumerate(groups_of([items[p].size for p in positions], plan.max_splits)):
             members = [positions[g] for g in group]
-            name = "epl_all_reduce/%d_%d" % (dtype, number)
+            name = "epl_all_reduce/%d_%d_%d" % (record, dtype, number)
             values = [items[p].value for p in members]
             if plan.fp16 and dtype != DT_HALF:
                 reduced = _compressed(build, name, values, dtype, plan, factor, controls)
@@ -76,9 +76,8 @@ def _compressed(build: Builder, name: str, values: Sequence[Ref], dtype: int, pl
     for i, value in enumerate(values):
         size = build.op("Abs", "%s/abs_%d" % (name, i), [value], T=A.of_type(dtype))
         flat = build.op("Reshape", "%s/flat_%d" % (name, i), [size, build.const(name + "/all", [-1], 3)], T=A.of_type(dtype), Tshape=A.of_type(3))
-        peaks.append(
-            build.op("Max", "%s/peak_%d" % (name, i), [flat, build.const(name + "/axis", 0, 3)], T=A.of_type(dtype), Tidx=A.of_type(3), keep_dims=A.of_bool(False))
-        )
+        axis = build.const(name + "/axis", 0, 3)
+        peaks.append(build.op("Max", "%s/peak_%d" % (name, i), [flat, axis], T=A.of_type(dtype), Tidx=A.of_type(3), keep_dims=A.of_bool(False)))
     packed = build.pack(name + "/peaks", peaks, dtype)
     build.op("EplAllReduce", name + "/peak", [packed], controls, info={"dtype": dtype, "scale": 1.0, "op": "max"})
     tiny = build.const(name + "/tiny", 1e-30, dtype)

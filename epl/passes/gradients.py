@@ -7,10 +7,12 @@ micro-batches for the "sum" method. When a step spans several runs the local sum
 in accumulators, variables that EPL owns and that no checkpoint sees.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from epl.ir import op_table
+import tensorflow.compat.v1 as tf
+
 from epl.ir import attrs as A
+from epl.ir import op_table
 from epl.ir.build import DT_FLOAT, DT_INT32, Builder
 from epl.ir.program import APPLY, Node, Program, Ref
 from epl.passes.base import Pass
@@ -24,12 +26,13 @@ ACCUMULATOR = "epl_accumulator/"
 
 
 class Dense(NamedTuple):
-    """A local dense sum on its way to the other ranks."""
+    """A local dense sum on its way to the other ranks; `record` is the gradient call that it comes from."""
 
     node: str
     value: Ref
     dtype: int
     size: int
+    record: int
 
 
 class Gradients(Pass):
@@ -60,23 +63,25 @@ class _Lowering:
     def run(self) -> Program:
         waiting = [n for n in self.program.nodes.values() if n.op == AGGREGATE]
         by_ref = {n.info["ref"]: n for n in waiting}
+        # Rows are merged only together with their indices: these must belong to one gradient alone.
+        self.may_merge = all(n.info["indices"] in by_ref for n in waiting if n.info["batch"] and n.info["tag"].component == "values")
         dense: List[Dense] = []
-        done: Set[str] = set()
         for node in waiting:
-            if node.name in done:
-                continue
+            component = node.info["tag"].component
             if not node.info["batch"]:
                 self._constant(node)
-            elif node.info["indices"] is not None:
-                self._sparse(node, by_ref.get(node.info["indices"]), done)
-            elif node.info["values"] is not None and node.info["values"] in by_ref:
+            elif node.info["indices"] in by_ref:
+                dense.extend(self._sparse(node, by_ref[node.info["indices"]]))
+            elif node.info["values"] in by_ref:
                 continue  # lowered together with its values
-            elif node.info["tag"].component in ("dense", "values"):
+            elif component == "dense":
                 dense.append(self._local_dense(node))
-            else:
+            elif component == "shape":
                 self._pass_on(node, [node.inputs[0]] * self.task.local_replicas)
+            else:
+                self._half(node)
         for item, value in zip(dense, self._across(dense)):
-            self._finish(item.node, value, item.dtype)
+            self._finish(item.node, value)
         program = self.program.replace(nodes=self.nodes, targets=self.program.targets + tuple(self.effects))
         names = {n.name for n in waiting}
         kept = {name: node for name, node in self.nodes.items() if name not in names}
@@ -98,7 +103,9 @@ class _Lowering:
         """1 / B of a step that spans several runs, when batches may be unequal."""
         if not self.weights or self.task.part == WHOLE:
             return None
-        total = self._accumulated("samples", self.program.agreement.total, DT_FLOAT, [])
+        records = sorted({n.info["tag"].record for n in self.program.nodes.values() if n.op == AGGREGATE})
+        name = "samples_" + "_".join(str(r) for r in records)
+        total = self._accumulated(name, self.program.agreement.total, DT_FLOAT, [])
         if self.task.part != LAST:
             return None
         return self.build.op("Reciprocal", "epl_gradient_scale", [total], T=A.of_type(DT_FLOAT))
@@ -129,7 +136,7 @@ class _Lowering:
         for position, part in enumerate(node.inputs):
             replica, micro_batch = divmod(position, self.task.micro_batches)
             device = self.task.devices[replica]
-            weight = instance_weight(self.program, self.task, self.nodes, replica, micro_batch, device)  # type: ignore[arg-type]
+            weight = instance_weight(self.program, self.task, self.nodes, replica, micro_batch, device)
             name = "%s/part_%d_%d" % (node.name, replica, micro_batch)
             build = self.build.at(device)
             parts.append(build.mul(name, part, build.cast(name + "/weight", weight, DT_FLOAT, dtype), dtype))
@@ -145,14 +152,15 @@ class _Lowering:
             sums.append(build.chain("%s/of_%d" % (node.name, replica), parts[replica * batches : (replica + 1) * batches], dtype))
         value = self.build.add_n(node.name + "/local", sums, dtype)
         value = self._accumulated(node.name, value, dtype, self.program.shape_of(node.info["ref"]))
-        return Dense(node.name, value, dtype, self._bytes(node, dtype))
+        return Dense(node.name, value, dtype, self._bytes(node, dtype), node.info["tag"].record)
 
-    def _bytes(self, node: Node, dtype: int) -> int:
-        shape = self.program.shape_of(node.info["ref"])
+    def _bytes(self, node: Node, dtype: int, rows: int = 0) -> int:
+        """Size of a gradient as far as its shape is known; of a table of so many rows when they are given."""
+        shape = self.program.shape_of(node.info["ref"]) or ()
         size = 1
-        for dim in shape or ():
+        for dim in (rows,) + shape[1:] if rows else shape:
             size *= dim or 1
-        return size * {1: 4, 2: 8, 14: 2, 19: 2}.get(dtype, 8)
+        return size * tf.as_dtype(dtype).size
 
     def _accumulated(self, name: str, value: Ref, dtype: int, shape: object) -> Ref:
         """Add the sums of the earlier runs of this step, and keep the sum for the later ones."""
@@ -180,7 +188,7 @@ class _Lowering:
         values = all_reduce(self.build, dense, self.task.plan, self.factor, self.gate)
         return [self._scaled(item.node, value, item.dtype, 1.0) for item, value in zip(dense, values)]
 
-    def _finish(self, name: str, value: Ref, dtype: int) -> None:
+    def _finish(self, name: str, value: Ref) -> None:
         for replica in range(self.task.local_replicas):
             self.mapping[name, replica] = value
 
@@ -190,41 +198,43 @@ class _Lowering:
 
     # Sparse gradients.
 
-    def _sparse(self, values: Node, indices: Optional[Node], done: Set[str]) -> None:
-        if indices is None:
-            # Only the values are used (their norm, say): the indices still travel with them.
-            indices = values.replace(name=values.name + "/indices", inputs=self._same_parts(values), info=dict(values.info, ref=values.info["indices"]))
-        done.update((values.name, indices.name))
+    def _sparse(self, values: Node, indices: Node) -> List[Dense]:
+        """Rows and their indices of all instances; what is to travel as a dense table is returned."""
         dtype = op_table.dtype_of(self.program, *values.inputs[0])
         itype = op_table.dtype_of(self.program, *indices.inputs[0])
         name = values.name
         rows = self.build.concat(name + "/rows", self._weighed(values, dtype), dtype)
         ids = self.build.concat(name + "/ids", indices.inputs, itype)
-        if self.task.ranks > 1 and self._mergeable(values, indices):
+        mergeable = self._mergeable(values, indices)
+        if mergeable and self.task.ranks > 1:
             rows, ids = self._merge_rows(name, rows, ids, dtype, itype)
         vocabulary = self._vocabulary(values)
-        if self.task.plan.sparse_as_dense and vocabulary and self._mergeable(values, indices):
-            rows, ids = self._as_dense(values, rows, ids, dtype, itype, vocabulary)
-        else:
-            rows, ids = self._accumulated_rows(name, rows, ids, dtype, itype)
-            if self.task.ranks > 1 and self.task.part in (WHOLE, LAST):
-                rows = self.build.op("EplAllGather", name + "/all_rows", [rows], self.gate, info={"dtype": dtype})
-                ids = self.build.op("EplAllGather", name + "/all_ids", [ids], self.gate, info={"dtype": itype})
-            rows = self._scaled(name, rows, dtype, self.factor)
-        self._finish(values.name, rows, dtype)
-        self._finish(indices.name, ids, itype)
+        if mergeable and vocabulary and self.task.plan.sparse_as_dense:
+            table, ids = self._as_dense(values, rows, ids, dtype, itype, vocabulary)
+            self._finish(indices.name, ids)
+            return [table]
+        rows = self._gathered(name, "rows", rows, dtype)
+        ids = self._gathered(name, "ids", ids, itype)
+        self._finish(values.name, self._scaled(name, rows, dtype, self.factor))
+        self._finish(indices.name, ids)
+        return []
 
-    def _same_parts(self, values: Node) -> List[Ref]:
-        source, index = values.info["indices"]
-        suffix = values.info["ref"][0]
-        return [(part[: len(part) - len(suffix)] + source, index) for part, _ in values.inputs]
+    def _half(self, node: Node) -> None:
+        """Only the values of a sparse gradient are used (their norm, say), or only the indices."""
+        dtype = op_table.dtype_of(self.program, *node.inputs[0])
+        values = node.info["tag"].component == "values"
+        rows = self.build.concat(node.name + "/rows", self._weighed(node, dtype) if values else node.inputs, dtype)
+        rows = self._gathered(node.name, "rows", rows, dtype)
+        self._finish(node.name, self._scaled(node.name, rows, dtype, self.factor) if values else rows)
 
     def _mergeable(self, values: Node, indices: Node) -> bool:
         """True when all consumers sum rows of one index anyway, so that summing them early changes nothing."""
+        if not self.may_merge:
+            return False
         for node in (values, indices):
             for consumer, _ in self.program.consumers.get(node.name, ()):
                 op = self.program.nodes[consumer].op
-                if op in op_table.LINEAR_IN_ROWS or (node is indices and op in ("Unique", "UniqueV2", "StridedSlice", "Shape")):
+                if op in op_table.LINEAR_IN_ROWS or (node is indices and op in ("Unique", "UniqueV2")):
                     continue
                 return False
         return not any(ref[0] in (values.name, indices.name) for ref in self.program.fetches)
@@ -250,7 +260,7 @@ class _Lowering:
             return 0
         return max(0, int(shape.shape.dim[0].size))
 
-    def _as_dense(self, values: Node, rows: Ref, ids: Ref, dtype: int, itype: int, vocabulary: int) -> Sequence[Ref]:
+    def _as_dense(self, values: Node, rows: Ref, ids: Ref, dtype: int, itype: int, vocabulary: int) -> Tuple[Dense, Ref]:
         build, name = self.build, values.name
         count = build.const(name + "/vocabulary", vocabulary, DT_INT32)
         table = build.op(
@@ -262,26 +272,22 @@ class _Lowering:
             Tnumsegments=A.of_type(DT_INT32),
         )
         table = self._accumulated(name, table, dtype, None)
-        item = Dense(name + "/table", table, dtype, vocabulary * 64)
-        table = self._across([item])[0]
         zero, one = build.const(name + "/from", 0, itype), build.const(name + "/step", 1, itype)
         every = build.op("Range", name + "/every", [zero, build.const(name + "/to", vocabulary, itype), one], Tidx=A.of_type(itype))
-        return table, every
+        return Dense(name, table, dtype, self._bytes(values, dtype, vocabulary), values.info["tag"].record), every
 
-    def _accumulated_rows(self, name: str, rows: Ref, ids: Ref, dtype: int, itype: int) -> Sequence[Ref]:
-        """Rows of several runs are kept one after the other."""
+    def _gathered(self, name: str, label: str, value: Ref, dtype: int) -> Ref:
+        """Rows of several runs, kept one after the other, and in the last run of all ranks."""
         part = self.task.part
-        if part == WHOLE:
-            return rows, ids
-        result = []
-        for label, value, kind in (("rows", rows, dtype), ("ids", ids, itype)):
+        if part != WHOLE:
             full = "%s%s/%s" % (ACCUMULATOR, name, label)
             build = self.build.at(self.task.host)
-            handle = build.variable(full, kind)
+            handle = build.variable(full, dtype)
             if part != FIRST:
-                earlier = build.read(full + "/read", handle, kind)
-                value = build.concat(full + "/joined", [earlier, value], kind)
+                earlier = build.read(full + "/read", handle, dtype)
+                value = build.concat(full + "/joined", [earlier, value], dtype)
             if part != LAST:
-                self.effects.append(build.assign(full + "/keep", handle, value, kind, self.gate))
-            result.append(value)
-        return result
+                self.effects.append(build.assign(full + "/keep", handle, value, dtype, self.gate))
+        if self.task.ranks > 1 and part in (WHOLE, LAST):
+            value = self.build.op("EplAllGather", "%s/all_%s" % (name, label), [value], self.gate, info={"dtype": dtype})
+        return value

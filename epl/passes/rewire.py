@@ -6,7 +6,7 @@ from epl.ir.program import Node, Program, Ref
 
 
 def rewire(program: Program, nodes: Dict[str, Node], mapping: Mapping[Ref, Ref], keep: Optional[Callable[[Node], bool]] = None) -> Program:
-    """Replace references by `mapping` in all inputs and fetches, and drop what is then unused.
+    """Replace references by `mapping` in all edges and fetches, and drop what is then unused.
 
     Args:
       program: fetches and targets come from it.
@@ -18,6 +18,8 @@ def rewire(program: Program, nodes: Dict[str, Node], mapping: Mapping[Ref, Ref],
     for name, node in nodes.items():
         if any(ref in mapping for ref in node.inputs) and not (keep and keep(node)):
             node = node.replace(inputs=[mapping.get(ref, ref) for ref in node.inputs])
+        if any(c not in nodes for c in node.controls):
+            node = node.replace(controls=tuple(dict.fromkeys(mapping.get((c, 0), (c, 0))[0] for c in node.controls)))
         result[name] = node
     fetches = [mapping.get(ref, ref) for ref in program.fetches]
     targets = [mapping.get((name, 0), (name, 0))[0] if name not in nodes else name for name in program.targets]

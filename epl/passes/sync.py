@@ -10,10 +10,8 @@ from epl.ir.build import Builder
 from epl.ir.program import FORWARD, Node, Program
 from epl.passes.clone import instance_name
 from epl.passes.communicate import Communicate
-from epl.passes.effects import assign_variable, read_variable
+from epl.passes.effects import assign_variable, read_variable, variable_dtype
 from epl.planner.plan import Task
-
-_UNMOVABLE = op_table.OPAQUE
 
 
 def _taskgraph(whole: Program, variable: str) -> Optional[int]:
@@ -36,8 +34,8 @@ def sync_program(whole: Program, variables: Sequence[str], task: Task) -> Progra
     targets: List[str] = []
     for variable in variables:
         source = whole.nodes[variable]
-        dtype = int(source.attr("dtype").type)
-        if dtype in _UNMOVABLE:
+        dtype = variable_dtype(source)
+        if dtype in op_table.OPAQUE:
             continue
         copies = []
         for replica in range(task.local_replicas):
@@ -49,13 +47,13 @@ def sync_program(whole: Program, variables: Sequence[str], task: Task) -> Progra
             copies.append(nodes[name])
         base = "epl_sync/" + variable
         build = Builder(nodes, task.devices[0], FORWARD)
-        shape = source.attr("shape").shape if source.attr("shape") is not None else None
-        known = shape is not None and not shape.unknown_rank and all(d.size >= 0 for d in shape.dim)
-        if task.chief or not known:
+        shape = source.attr("shape")
+        dims = [d.size for d in shape.shape.dim] if shape is not None and not shape.shape.unknown_rank else [-1]
+        if task.chief or min(dims, default=0) < 0:
             value = read_variable(build, base + "/read", copies[0], [])
         else:
             # Not read here: a rank may leave initialisation and restoring to the first one.
-            value = build.const(base + "/none", np.zeros([d.size for d in shape.dim]), dtype)
+            value = build.const(base + "/none", np.zeros(dims), dtype)
         if task.ranks > 1:
             value = build.op("EplBroadcast", base + "/first", [value], info={"dtype": dtype, "root": 0})
         for replica, copy in enumerate(copies):

@@ -6,12 +6,12 @@ instance carries the weight. When a step spans several runs, B is known in the l
 only, so the weight is b and the sum is divided by B there.
 """
 
-from typing import Dict
+from typing import Dict, Set
 
 from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.build import DT_FLOAT, Builder
-from epl.ir.program import BACKWARD, Program, Ref
+from epl.ir.program import BACKWARD, Node, Program, Ref
 from epl.passes.base import Pass
 from epl.passes.rewire import rewire
 from epl.planner.plan import WHOLE, Task
@@ -22,9 +22,9 @@ def weighted(program: Program, task: Task) -> bool:
     return bool(program.agreement and program.agreement.sizes) and task.plan.reduce_method == "mean"
 
 
-def instance_weight(program: Program, task: Task, nodes: Dict[str, object], replica: int, micro_batch: int, device: str) -> Ref:
+def instance_weight(program: Program, task: Task, nodes: Dict[str, Node], replica: int, micro_batch: int, device: str) -> Ref:
     """The float32 weight of one instance's gradients."""
-    build = Builder(nodes, device, BACKWARD)  # type: ignore[arg-type]
+    build = Builder(nodes, device, BACKWARD)
     size = program.agreement.sizes[replica, micro_batch]
     if task.part != WHOLE:
         return size
@@ -44,18 +44,25 @@ class Weigh(Pass):
             return program
         nodes = dict(program.nodes)
         mapping: Dict[Ref, Ref] = {}
+        records = seeded_records(program)
         for node in program.nodes.values():
-            if node.attr(A.SEED) is None or node.micro_batch is None:
+            if node.int_attr(A.SEED) not in records or node.micro_batch is None:
                 continue
             weight = instance_weight(program, task, nodes, node.replica, node.micro_batch, node.device)
             dtype = op_table.dtype_of(program, node.name, 0)
             build = Builder(nodes, node.device, BACKWARD)
             cast = build.cast(node.name + "/epl_weight", weight, DT_FLOAT, dtype)
             mapping[node.name, 0] = build.mul(node.name + "/epl_weighted", (node.name, 0), cast, dtype)
-        lowered = set(ref[0] for ref in mapping.values())
+        lowered = {ref[0] for ref in mapping.values()}
         return rewire(program, nodes, mapping, keep=lambda n: n.name in lowered)
 
 
-def seeded_records(program: Program) -> set:
-    """Gradient calls whose instances start from a seed of their own."""
-    return {node.int_attr(A.SEED) for node in program.nodes.values() if node.attr(A.SEED) is not None and node.micro_batch is not None}
+def seeded_records(program: Program) -> Set[int]:
+    """Gradient calls whose results are aggregated, and whose instances start from a seed of their own.
+
+    The seed of a gradient call inside the loss (a gradient penalty) is part of the forward
+    computation, and what optimizers are given is weighted where it is aggregated.
+    """
+    aggregated = {tag.record for tag in program.facts.gradients.values()}
+    seeds = (node.int_attr(A.SEED) for node in program.nodes.values() if node.micro_batch is not None)
+    return {record for record in seeds if record is not None and record in aggregated}

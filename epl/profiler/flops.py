@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from epl import compat_tools
+from epl import compat
 from epl.errors import ConfigError
 from epl.planner.op_costs import FLOP_RULES, TensorSpec, op_flops, plain_attrs
 from epl.utils.loop_shapes import ShapeOf, call_arguments, called_functions, is_loop
@@ -145,7 +145,7 @@ def _call_flops(op: tf.Operation, functions: List[str], shape_of: ShapeOf) -> in
     shapes = [shape_of(t.name) for t in arguments]
     counts = [0]
     for name in functions:
-        body = compat_tools.function_body_graph(op.graph, name, shapes)
+        body = compat.function_body_graph(op.graph, name, shapes)
         if body is not None:
             inner = {t.name: as_dims(t.shape) for o in body.get_operations() for t in o.outputs}
             counts.append(sum(_count(body.get_operations(), inner.get)[0].values()))

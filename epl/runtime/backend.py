@@ -13,7 +13,11 @@ from epl.runtime.ranks import RankInfo
 from epl.runtime.rendezvous import Rendezvous
 
 CYCLE_TIME_MS = "0.5"
-"""Horovod's pause between two rounds of its background loop, which is the latency of a small collective."""
+"""Horovod's pause between two rounds of its background loop, which is the latency of a small collective.
+
+Measured with 2 ranks over MPI: 1 ms gives 1.08 ms, 0.5 gives 0.57, 0.3 gives 0.37, 0.2 gives 0.27. An idle rank takes
+20 % of a core at 1 ms, 23 % at 0.5 and 30 % below: half the latency at almost no cost.
+"""
 
 _HEADER = struct.Struct("<q")
 _INSTALL = (
@@ -52,6 +56,8 @@ class Backend:
         _set_defaults(os.environ, config)
         rendezvous = None
         if ranks.launcher == "tf_config":
+            if hvd.is_initialized():
+                raise BackendError("the script calls hvd.init() before EPL has told Horovod about the workers of TF_CONFIG; remove the call")
             rendezvous = _meet(ranks, os.environ)
         try:
             hvd.init()

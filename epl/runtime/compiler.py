@@ -37,6 +37,10 @@ class Traits(NamedTuple):
     records: Tuple[int, ...]
 
 
+LOCAL = Traits(False, False, ())
+"""Of a program that runs on the first local replica and needs no other rank."""
+
+
 class Executable(NamedTuple):
     """A compiled program.
 

@@ -5,10 +5,11 @@ it. A thread per process sends heartbeats with the program that the process is i
 rank 0 judges by them (`epl.runtime.judge`) and tells all ranks when the job is broken.
 """
 
+import contextlib
 import json
 import threading
 import time
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from epl.errors import EplError, StallError
 from epl.runtime.hub import Hub
@@ -57,6 +58,9 @@ class ControlChannel:
         self.failed_here = False
         """Whether `fail` was called."""
 
+        self.waiters = 0
+        """Number of calls that are blocked in here, and get an exception when the job breaks."""
+
         self._backend = backend
         self._stall_timeout = float(stall_timeout)
         self._beat = min(QUICK_HEARTBEAT_SECONDS if self.size <= QUICK_SIZE else HEARTBEAT_SECONDS, self._stall_timeout / 4)
@@ -76,7 +80,6 @@ class ControlChannel:
 
         self._hub: Optional[Hub] = None
         self._link = Link(self.rank, self.size, self._heard, self._lost)
-        self._opened = False
         self._chief_heard = self._last_beat = time.monotonic()
         self._chief_doing = "rank 0"
 
@@ -86,7 +89,6 @@ class ControlChannel:
             self._hub = Hub(self.size, self._stall_timeout, self._send, self._send_all, lambda text: say(0, text))
             self._hub.joined(0, where())
         self._link.open(self._backend.broadcast_bytes, self._backend.single_machine)
-        self._opened = True
         self._chief_heard = self._last_beat = time.monotonic()
         self._link.call(self._heartbeat)
 
@@ -155,17 +157,14 @@ class ControlChannel:
 
     def _await(self, key: Result, timeout: Optional[float]) -> Any:
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
+        with self._changed, self._waiting():
             while key not in self._results:
-                if self.trouble is not None:
-                    self.raised = True
-                    raise self.trouble.error()
                 if self._over:
                     raise EplError("the control channel is closed; %s %r can't be asked for any more" % (key[0], key[1]))
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
-                self._changed.wait(left)
+                self._wait_or_raise(left)
             else:
                 return self._results.pop(key)
         self._post({"type": "withdraw"})
@@ -173,6 +172,22 @@ class ControlChannel:
             "rank %d has waited %g s for %s %r (number %d); what each rank was doing:\n%s"
             % (self.rank, timeout or 0.0, "the agreement" if key[0] == "agreed" else "rank 0's decision", key[1], key[2], self.report())
         )
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.waiters += 1
+        try:
+            yield
+        finally:
+            self.waiters -= 1
+
+    def _wait_or_raise(self, seconds: Optional[float] = None) -> None:
+        """Wait for any change; raises the job's trouble. Needs the lock."""
+        if self.trouble is None:
+            self._changed.wait(seconds)
+        if self.trouble is not None:
+            self.raised = True
+            raise self.trouble.error()
 
     def report(self, timeout: float = 3.0) -> str:
         """What every rank is doing, a line each, by rank 0's book."""
@@ -208,30 +223,26 @@ class ControlChannel:
     def leave_job(self) -> None:
         """Say goodbye and wait for the goodbye of all others. Raises the job's error when it breaks meanwhile."""
         self._post(dict(self._where(), type="bye", note=self._note))
-        with self._changed:
-            while not self._closed:
-                if self.trouble is not None:
-                    self.raised = True
-                    raise self.trouble.error()
-                if self._over:
-                    return
-                self._changed.wait()
+        with self._changed, self._waiting():
+            while not self._closed and not self._over:
+                self._wait_or_raise()
 
     def close(self, orderly: bool = True) -> None:
-        """End the channel; orderly after goodbyes by all ranks, else at once."""
-        if not self._opened or self._over:
+        """End the channel; orderly after goodbyes by all ranks, else at once.
+
+        When the job breaks meanwhile its error is raised and the channel stays open, to tell the others.
+        """
+        if self._over:
             return
-        try:
-            if orderly and not self._closed:
-                self.leave_job()
-        finally:
-            if self._closed and self.rank == 0:
-                # The others close first, so that none takes the end of rank 0 for a broken connection.
-                self._link.wait_for_departures(GOODBYE_SECONDS)
-            with self._changed:
-                self._over = True
-                self._changed.notify_all()
-            self._link.close(GOODBYE_SECONDS)
+        if orderly and not self._closed:
+            self.leave_job()
+        if self._closed and self.rank == 0:
+            # The others close first, so that none takes the end of rank 0 for a broken connection.
+            self._link.wait_for_departures(GOODBYE_SECONDS)
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._link.close(GOODBYE_SECONDS)
 
     def wait_for_trouble(self, timeout: Optional[float] = None) -> Optional[Trouble]:
         """Block until the job is broken; None after the timeout or when the channel is closed."""

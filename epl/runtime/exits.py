@@ -37,6 +37,7 @@ class ExitHooks:
         self._leave = leave
         self._forget_horovod = forget_horovod
         self._pid = os.getpid()
+        self._raised = False
         self._exit_call: Optional[Tuple[Any, Any]] = None
         self._previous_hook = sys.excepthook
         self._previous_exit = sys.exit
@@ -68,6 +69,7 @@ class ExitHooks:
         if self._elsewhere():
             self._previous_hook(kind, value, trace)
             return
+        self._raised = True
         echo = _comes_from_horovod(value)
         if self._control.trouble is None:
             if not echo:
@@ -120,25 +122,26 @@ class ExitHooks:
             return
         failed = self._control.trouble is not None or self._control.failed_here
         status = self.exit_status()
-        if not failed and status not in (None, 0, False):
-            self._control.fail("sys.exit(%r)" % (status,))
-            failed = True
+        if self._raised or status not in (None, 0, False):
+            if not failed:
+                self._control.fail("sys.exit(%r)" % (status,))
+            self._forget_horovod()
+            linger(self._control)
+            exit_hard_at_the_end(1)
+            return
         if not failed:
             try:
                 self._leave()
                 return
             except EplError:
                 pass
-            # The script itself has ended well, so the interpreter would report success.
-            trouble = self._control.trouble
-            if trouble is not None:
-                self._watchdog.report(trouble)
-            linger(self._control)
-            flush_stdio()
-            os._exit(1 if trouble is not None and self._control.caused(trouble) else PEER_FAILED_EXIT_CODE)
-        self._forget_horovod()
+        # The script itself has ended well, so the interpreter would report success.
+        trouble = self._control.trouble
+        if trouble is not None:
+            self._watchdog.report(trouble)
         linger(self._control)
-        exit_hard_at_the_end(1)
+        flush_stdio()
+        os._exit(PEER_FAILED_EXIT_CODE if trouble is not None and not self._control.caused(trouble) else 1)
 
 
 def _comes_from_horovod(error: Optional[BaseException]) -> bool:

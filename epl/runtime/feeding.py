@@ -34,12 +34,12 @@ def modes_of(specs: Sequence[FeedSpec], arrays: Sequence[np.ndarray], parts: int
     A placeholder whose dimension 0 is unknown takes this process's batch, which is
     divided. One with a static dimension 0 takes either `parts` times as much, which is
     divided, or exactly that, which every instance gets whole. A placeholder of unknown
-    rank follows the others. Scalars and strings are the same for all.
+    rank follows the others. Scalars are the same for all.
     """
     rows = {a.shape[0] for s, a in zip(specs, arrays) if s.shape is not None and s.shape and s.shape[0] is None and a.ndim}
     modes: List[str] = []
     for spec, array in zip(specs, arrays):
-        if array.ndim == 0 or array.dtype == object or spec.shape == ():
+        if array.ndim == 0 or spec.shape == ():
             modes.append(SAME)
         elif spec.shape is None:
             modes.append(DIVIDE if array.shape[0] in rows or (not rows and array.shape[0] % parts == 0) else EACH)

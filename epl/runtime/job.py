@@ -10,8 +10,10 @@ from epl.runtime.exits import ExitHooks
 from epl.runtime.ranks import detect_ranks
 from epl.runtime.watchdog import Watchdog
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _hooks: Optional[ExitHooks] = None
+_started: Optional[Backend] = None
+"""Horovod, once started, stays so until the process ends: MPI can't be started twice, and Gloo finds stale addresses."""
 
 
 def connect_job(config: Any) -> Tuple[Optional[Backend], Optional[ControlChannel]]:
@@ -23,7 +25,7 @@ def connect_job(config: Any) -> Tuple[Optional[Backend], Optional[ControlChannel
 
     Raises ClusterError and BackendError that say why the ranks can't connect.
     """
-    global _hooks
+    global _hooks, _started
     env = Env.get()
     with _lock:
         if env.backend is not None:
@@ -31,39 +33,47 @@ def connect_job(config: Any) -> Tuple[Optional[Backend], Optional[ControlChannel
         ranks = detect_ranks()
         if ranks.size == 1:
             return None, None
-        backend = Backend.connect(ranks, config)
-        control = ControlChannel(backend, config.cluster.stall_timeout)
+        if _started is None:
+            _started = Backend.connect(ranks, config)
+        control = ControlChannel(_started, config.cluster.stall_timeout)
         try:
             control.start()
         except BaseException:
             control.close(orderly=False)
-            backend.shutdown(wait=False)
             raise
         watchdog = Watchdog(control)
         watchdog.start()
-        _hooks = ExitHooks(control, watchdog, disconnect_job, backend.forget_exit_handler)
+        _hooks = ExitHooks(control, watchdog, _leave_for_good, _started.forget_exit_handler)
         _hooks.install()
-        env.backend, env.control = backend, control
-        return backend, control
+        env.backend, env.control = _started, control
+        return _started, control
 
 
 def disconnect_job() -> None:
     """Leave the job in good order: waits until all ranks do; collective. Nothing happens without a connection.
 
+    `connect_job` may follow. Horovod keeps running until the process ends.
     Raises the job's error when another rank fails meanwhile.
     """
     global _hooks
     env = Env.get()
     with _lock:
-        backend, control = env.backend, env.control
-        if backend is None or control is None:
+        if env.control is None:
             return
-        # All ranks are past their last collective after this, which is what a barrier before
-        # the shutdown is for; unlike a barrier of Horovod's it ends when a rank fails.
-        control.leave_job()
-        backend.shutdown(wait=False)
-        control.close()
+        env.control.close()
         if _hooks is not None:
             _hooks.remove()
             _hooks = None
         env.backend = env.control = None
+
+
+def _leave_for_good() -> None:
+    """At the end of the interpreter: leave the job and stop Horovod."""
+    global _started
+    with _lock:
+        disconnect_job()
+        if _started is not None:
+            # All ranks have said goodbye, which is what a barrier before the shutdown is for;
+            # unlike a barrier of Horovod's it ends when a rank fails.
+            _started.shutdown(wait=False)
+            _started = None

@@ -141,6 +141,7 @@ class Rendezvous:
         self._said: Dict[str, float] = {}
         self._store: Optional[GlooStore] = None
         self._self_checks = 3
+        self._joined = False
         self._unresolved: FrozenSet[str] = frozenset()
         name, port = network.split_address(self._hosts[0])
         if port is None:
@@ -169,6 +170,7 @@ class Rendezvous:
                 time.sleep(FAREWELL_SECONDS)
                 self._store.stop()
             raise
+        self._joined = True
         return slot_environment(self._slots[self._index], server, self._port, interface.name if interface else None)
 
     def stop(self) -> None:
@@ -193,14 +195,14 @@ class Rendezvous:
     def _name_unresolvable(self) -> None:
         """Name at once the hosts that have no address (yet); worker 0 does it for all."""
         names = {network.split_address(host)[0] for host in self._hosts}
-        while names and self._elapsed() < self._timeout:
+        while names and not self._joined and self._elapsed() < self._timeout:
             for name in sorted(names):
                 try:
                     network.resolve(name)
-                    names.discard(name)
+                    names.remove(name)
                 except ClusterError as error:
                     indices = [str(i) for i, other in enumerate(self._hosts) if network.split_address(other)[0] == name]
-                    self._tell("worker %s: %s" % (", ".join(indices), error))
+                    self._tell("worker %s: %s" % (", ".join(indices), error), every=REPORT_SECONDS)
             self._unresolved = frozenset(names)
             time.sleep(REPORT_SECONDS / 2)
 

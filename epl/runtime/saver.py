@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 from absl import logging
 
-from epl import compat_tools
+from epl import compat
 from epl.errors import CheckpointError, ConfigError
 
 
@@ -107,7 +107,7 @@ class ShardingLoader:
 
     def _piece(self, variable: Any, shapes: Mapping[str, Sequence[int]]) -> Optional[_Piece]:
         """What a variable reads, or None if the checkpoint does not have it."""
-        part = compat_tools.save_slice(variable)
+        part = compat.save_slice(variable)
         names = _names(variable)
         key = next((self._assign_map[n] for n in names if n in self._assign_map), names[-1])
         if key not in shapes:
@@ -130,7 +130,7 @@ class ShardingLoader:
 
 def _names(variable: Any) -> List[str]:
     """The op name of a variable and, of a partitioned variable's part, the name of the whole."""
-    part = compat_tools.save_slice(variable)
+    part = compat.save_slice(variable)
     return [variable.op.name] if part is None else [variable.op.name, part[0]]
 
 
@@ -162,10 +162,10 @@ def _read_initially(variable: Any, prefix: str, piece: _Piece, stored: Sequence[
     value.set_shape(piece.size)
     with tf.control_dependencies(None), tf.device(variable.device):
         initializer = variable.assign(value, read_value=False, name=variable.op.name + "/checkpoint_initializer")
-    compat_tools.set_variable_initializer(variable, value, getattr(initializer, "op", initializer))
+    compat.set_variable_initializer(variable, value, getattr(initializer, "op", initializer))
 
 
-class MemoryEfficientBuilder(compat_tools.GroupingSaverBuilder):
+class MemoryEfficientBuilder(compat.GroupingSaverBuilder):
     """Saves in small files one after the other, so that few variables are in host memory at once.
 
     For `tf.train.Saver(sharded=True, restore_sequentially=True, builder=MemoryEfficientBuilder())`.

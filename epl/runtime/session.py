@@ -1,5 +1,6 @@
 """The session of a rank: every distinct `run` is compiled once and run from then on."""
 
+import contextlib
 import hashlib
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -9,15 +10,15 @@ import tensorflow.compat.v1 as tf
 
 from epl import compat
 from epl.env import Env
-from epl.errors import DivergenceError
-from epl.ir.digest import first_difference
+from epl.errors import FeedError
 from epl.ir.graph import Graph
 from epl.ir.program import SAME, Program
 from epl.passes.agree import FLAG, GATE
 from epl.passes.communicate import ANCHOR, ended_program
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
-from epl.runtime.compiler import Executable, Signature, Traits, compile_program, plan_summary, traits_of
+from epl.runtime.agreement import refuse_other_programs
+from epl.runtime.compiler import LOCAL, Executable, Signature, Traits, compile_program, traits_of
 from epl.runtime.feeding import FeedSpec, as_array, check, modes_of
 from epl.runtime.graph_index import GraphIndex
 from epl.runtime.planning import local_devices, make_plan
@@ -55,7 +56,9 @@ class RankSession:
 
     def __init__(self, graph: tf.Graph, config: Optional[tf.ConfigProto] = None):
         self.graph = graph
-        self.epl_graph = Graph.of(graph, may_create=True)
+        annotated = Graph.of(graph, may_create=True)
+        assert annotated is not None
+        self.epl_graph = annotated
         self._index = GraphIndex(graph)
         self._plan: Optional[Plan] = None
         self._store: Optional[Store] = None
@@ -63,6 +66,9 @@ class RankSession:
         self._calls: Dict[Any, Call] = {}
         self._position: Dict[Tuple[int, ...], int] = {}
         self._dirty: Dict[str, None] = {}
+        self._synchronized = False
+        self._last: Optional[Tuple[Call, Sequence[np.ndarray]]] = None
+        self._thread = threading.local()
         self._agreed: Set[str] = set()
         self._steps = 0
         # Compiling and bookkeeping are short; a step may last, and may wait for another
@@ -122,15 +128,19 @@ class RankSession:
         if not traits.parallel:
             return self._run_ready(self._ready(call, WHOLE, arrays), arrays, options, run_metadata)
         with self._step_lock:
-            runs = self.plan.runs_per_step if traits.trains else 1
-            position = self._position.get(traits.records, 0)
-            part = WHOLE if runs == 1 else FIRST if position == 0 else LAST if position == runs - 1 else MIDDLE
-            ready = self._ready(call, part, arrays)
+            ready = self._ready(call, self._part(traits), arrays)
             self._before(ready)
+            self._last = (call, arrays) if ready.ended is not None else None
             results = self._run_ready(ready, arrays, options, run_metadata)
-            if runs > 1:
-                self._position[traits.records] = (position + 1) % runs
+            if traits.trains and self.plan.runs_per_step > 1:
+                self._position[traits.records] = (self._position.get(traits.records, 0) + 1) % self.plan.runs_per_step
             return results
+
+    def _part(self, traits: Traits) -> str:
+        """Which part of a step the next run of a training program is."""
+        runs = self.plan.runs_per_step if traits.trains else 1
+        position = self._position.get(traits.records, 0)
+        return WHOLE if runs == 1 else FIRST if position == 0 else LAST if position == runs - 1 else MIDDLE
 
     def _run_ready(self, ready: Ready, arrays: Sequence[np.ndarray], options: Any, run_metadata: Any) -> List[Any]:
         values = [arrays[i] if i >= 0 else _ZERO for i in ready.order]
@@ -158,7 +168,7 @@ class RankSession:
                 raise
             finally:
                 control.leave()
-        if ready.executable.written and self.plan.replicas > 1:
+        if ready.executable.written and self.plan.replicas > 1 and not self._is_local:
             with self._lock:
                 self._dirty.update(dict.fromkeys(ready.executable.written))
         return results
@@ -178,17 +188,60 @@ class RankSession:
         elif GATE in (error.message or "") and isinstance(error, tf.errors.InvalidArgumentError):
             raise tf.errors.OutOfRangeError(None, None, "The input of another rank has ended; nothing of this step was applied") from error
 
+    @property
+    def _is_local(self) -> bool:
+        return getattr(self._thread, "local", False)
+
+    @contextlib.contextmanager
+    def locally(self) -> Iterator[None]:
+        """What this thread runs inside stays on the first local replica, and needs no other rank."""
+        before = self._is_local
+        self._thread.local = True
+        try:
+            yield
+        finally:
+            self._thread.local = before
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a program that talks to other ranks was run."""
+        return self._steps > 0
+
+    def end_input(self) -> bool:
+        """End the steps of the other ranks as if an input of this rank had ended.
+
+        Ranks that are in the next step get `OutOfRangeError` there; those that call this
+        too just go on. Returns False when the steps draw nothing, and so have no such end.
+        """
+        with self._step_lock:
+            if self._last is None:
+                return False
+            call, arrays = self._last
+            ready = self._ready(call, self._part(call.traits), arrays)
+            control = Env.get().control
+            if ready.ended is None or control is None:
+                return False
+            self._last = None
+            self._steps += 1
+            control.enter(ready.executable.task.key, self._steps)
+            try:
+                ready.ended(_ZERO)
+            finally:
+                control.leave()
+            return True
+
     # Before a parallel program.
 
     def _before(self, ready: Ready) -> None:
         task = ready.executable.task
         if task.plan.ranks > 1:
             self._connect()
-        if self._dirty and self.plan.replicas > 1:
+        if self.plan.replicas > 1 and (self._dirty or not self._synchronized):
+            # The first time in any case: a rank may have left all initialisation to rank 0.
             self.synchronize()
         key = task.key
         if ready.executable.collective and key not in self._agreed:
-            self._agree(ready)
+            refuse_other_programs(Env.get().control, ready.executable)
             self._agreed.add(key)
 
     def _connect(self) -> None:
@@ -196,31 +249,6 @@ class RankSession:
             from epl.runtime.job import connect_job
 
             connect_job(Env.get().config)
-
-    def _agree(self, ready: Ready) -> None:
-        """Refuse to start a program that is not the same on all ranks."""
-        control = Env.get().control
-        task = ready.executable.task
-        mine = {"key": task.key, "summary": plan_summary(task.plan), "nodes": len(ready.executable.lines)}
-        others = control.agree("program", mine)
-        if all(o["key"] == mine["key"] and o["summary"] == mine["summary"] for o in others):
-            return
-        for rank, other in enumerate(others):
-            for section in ("config", "plan"):
-                for name, value in mine["summary"][section].items():
-                    theirs = other["summary"][section].get(name)
-                    if theirs != value:
-                        raise DivergenceError(
-                            "Ranks %d and %d differ in %s '%s': %r here, %r there; start all ranks with the same settings"
-                            % (task.rank, rank, section, name, value, theirs)
-                        )
-        lines = control.agree("program lines", {"lines": ready.executable.lines})
-        reference = 0 if task.rank else next(r for r, o in enumerate(others) if o["key"] != mine["key"])
-        ours, theirs = first_difference(ready.executable.lines, [tuple(x) for x in lines[reference]["lines"]])
-        raise DivergenceError(
-            "Rank %d does not run the program that rank %d runs: the first difference is node '%s' (%s) here and node '%s' (%s) there. "
-            "Every rank must build the same graph and make the same run calls" % (task.rank, reference, ours[0], ours[1], theirs[0], theirs[1])
-        )
 
     def synchronize(self) -> None:
         """Make all replicas equal to the first one of the job in what was written outside training."""
@@ -244,6 +272,7 @@ class RankSession:
                         if control is not None:
                             control.leave()
             self._dirty.clear()
+            self._synchronized = True
 
     # Compiling.
 
@@ -300,22 +329,26 @@ class RankSession:
                 values.append(value)
                 continue
             for tensor, part in compat.expand_feed(feed, value):
-                names.append(self.graph.as_graph_element(tensor, allow_operation=False).name)
+                try:
+                    names.append(self.graph.as_graph_element(tensor, allow_operation=False).name)
+                except (TypeError, ValueError, KeyError) as error:
+                    raise FeedError("%r can't be fed: %s" % (getattr(tensor, "name", tensor), error)) from error
                 values.append(part)
         return tuple(names), values
 
     def _call(self, fetches: Any, feeds: Tuple[str, ...]) -> Call:
-        key = (_fetch_key(fetches), feeds)
+        local = self._is_local or not self.epl_graph.need_parallel
+        key = (_fetch_key(fetches), feeds, local)
         call = self._calls.get(key)
         if call is None:
             with self._lock:
                 call = self._calls.get(key)
                 if call is None:
-                    call = self._new_call(fetches, feeds)
+                    call = self._new_call(fetches, feeds, local)
                     self._calls[key] = call
         return call
 
-    def _new_call(self, fetches: Any, feeds: Tuple[str, ...]) -> Call:
+    def _new_call(self, fetches: Any, feeds: Tuple[str, ...], local: bool) -> Call:
         with self.graph.as_default():
             mapper = compat.fetch_mapper(fetches)
         elements = mapper.unique_fetches()
@@ -326,7 +359,7 @@ class RankSession:
             dtype = tensor.dtype.base_dtype.as_numpy_dtype
             shape = tensor.shape
             specs.append(FeedSpec(name, np.dtype(dtype), None if shape.ndims is None else tuple(shape.as_list())))
-        traits = traits_of(self._index.whole(), Signature(names, feeds, (SAME,) * len(feeds)))
+        traits = LOCAL if local else traits_of(self._index.whole(), Signature(names, feeds, (SAME,) * len(feeds)))
         return Call(mapper, names, tuple(specs), traits, (fetches, elements))
 
     def make_callable(self, fetches: Any, feed_list: Optional[Sequence[Any]] = None, accept_options: bool = False) -> Callable[..., Any]:

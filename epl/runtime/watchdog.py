@@ -20,12 +20,8 @@ from epl.runtime.speak import say
 PEER_FAILED_EXIT_CODE = 70
 """Exit code of a rank that ended because of another rank, or because the ranks diverged (EX_SOFTWARE of sysexits.h)."""
 
-NOTICE_SECONDS = 0.1
-"""Between the news and the report: a caller of `agree` gets an exception instead. Short, because a launcher such as
-mpirun may end this process any moment."""
-
 GRACE_SECONDS = 1.0
-"""Between the news and the end: Horovod often raises in the blocked call itself, and Python's own traceback says more."""
+"""Between the report and the end: Horovod often raises in the blocked call itself, and Python's own traceback says more."""
 
 ENDING_SECONDS = 10.0
 """How long a process that has got an exception, or has failed itself, may take to end in its own way."""
@@ -58,7 +54,7 @@ class Watchdog(threading.Thread):
         if trouble is None or os.getpid() != self._pid:
             return
         news = time.monotonic()
-        time.sleep(NOTICE_SECONDS)
+        # At once: mpirun, or Horovod by an abort in a process set of its Gloo, may end this process any moment.
         if not self._may_end_itself():
             self.report(trouble)
         time.sleep(GRACE_SECONDS)
@@ -71,7 +67,7 @@ class Watchdog(threading.Thread):
 
     def _may_end_itself(self) -> bool:
         """Whether an exception is on its way up the stack, or the interpreter is ending."""
-        return self._control.raised or self._control.failed_here
+        return self._control.raised or self._control.failed_here or self._control.waiters > 0
 
     def report(self, trouble: Trouble) -> None:
         """Tell the user, once, why this process ends."""

@@ -15,6 +15,9 @@ GC_COLLECTION_NAME = "checkpoints"
 AUTO_STAGE_POLICY_BALANCE_OP_NUM = "balance_op_num"
 """Policy of the automatic stage cut: equal numbers of operations."""
 
+AUTO_STAGE_POLICY_REPEATED_LAYERS = "repeated_layers"
+"""Policy of the automatic stage cut: equal numbers of repeated layers; of operations where layers don't repeat so."""
+
 REPLICA_PREFIX = "EPL_REPLICA_"
 MICRO_BATCH_PREFIX = "EPL_MICRO_BATCH_"
 """Clones are named EPL_REPLICA_<r>/EPL_MICRO_BATCH_<m>/<original>; index 0 has no prefix."""

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import tensorflow.compat.v1 as tf
 
-from epl import compat_tools
+from epl import compat
 from epl.utils.static_shapes import Dims, agree, as_dims, refine
 
 INFINITE = -1
@@ -44,7 +44,7 @@ def iterator_shapes(get_next: tf.Operation) -> List[Dims]:
 
 def function_output_shapes(graph: tf.Graph, name: str, input_shapes: Sequence[Dims]) -> Optional[List[Dims]]:
     """The shapes a function of a graph's library returns for given arguments, or None if it is not there."""
-    body = compat_tools.function_body_graph(graph, name, input_shapes)
+    body = compat.function_body_graph(graph, name, input_shapes)
     return None if body is None else [as_dims(t.shape) for t in body.outputs]
 
 
@@ -67,7 +67,7 @@ def _constant(tensor: tf.Tensor) -> Optional[Any]:
 
 
 def _body(op: tf.Operation, attr: str, input_shapes: Sequence[Dims]) -> Optional[Any]:
-    return compat_tools.function_body_graph(op.graph, op.node_def.attr[attr].func.name, input_shapes)
+    return compat.function_body_graph(op.graph, op.node_def.attr[attr].func.name, input_shapes)
 
 
 def _element(op: tf.Operation) -> Element:

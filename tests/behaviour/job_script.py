@@ -16,7 +16,7 @@ import tensorflow as tf  # noqa: E402
 tf.compat.v1.disable_eager_execution()
 
 from epl.config import Config  # noqa: E402
-from epl.runtime.job import connect_job  # noqa: E402
+from epl.runtime.job import connect_job, disconnect_job  # noqa: E402
 
 
 def main(mode):
@@ -47,6 +47,12 @@ def main(mode):
     elif mode == "busy":
         time.sleep(1.7 * float(os.environ["EPL_CLUSTER_STALL_TIMEOUT"]))
     train(range(3, 6))
+    # Leaving and joining again, as `epl.shutdown` and a second `epl.init` do.
+    disconnect_job()
+    again, channel = connect_job(Config())
+    assert again is backend and channel is not control
+    assert again.allgather_bytes(b"%d" % again.rank) == [b"0", b"1"]
+    assert channel.agree("again", {}) == [{}, {}]
     print("rank %d is done" % backend.rank, flush=True)
 
 

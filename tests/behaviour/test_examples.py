@@ -67,3 +67,27 @@ def test_batch_that_can_not_be_divided():
     done = subprocess.run([sys.executable, script("digits")], cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 1
     assert "--global-batch 64 can't be divided over 3 replicas" in done.stdout
+
+
+README_STUBS = """
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+def my_dataset():
+    x = np.arange(512, dtype=np.float32).reshape(256, 2) / 512
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1] * 3))
+
+def my_model(x, y):
+    return tf.reduce_mean(tf.square(tf.layers.dense(x, 1) - y))
+
+"""
+
+
+@pytest.mark.parametrize("page", ["README.md", "README_cn.md"])
+def test_readme_script(page, tmp_path):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    first = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
+    code = README_STUBS + first + "\nprint('DONE', epl.Env.get().cluster.total_gpu_num)\n"
+    path = tmp_path / "train.py"
+    path.write_text(code, encoding="utf-8")
+    assert "DONE 2" in run([sys.executable, str(path)], EPL_CLUSTER_DEVICES_PER_WORKER="2")

@@ -304,3 +304,42 @@ def python_functions(run):
 @cases(python_functions, "1x2", "2x1", "1x1-m2run", compare=True)
 def test_row_102_python_functions_and_strings(outcome):
     judge_variables(outcome)
+
+
+def own_data(run, how):
+    """Each process gets its samples neither from a feed nor from a dataset."""
+    batches = [np.float32([4 * step + 1, -1, 2, step]) for step in range(3)]
+    mine = [np.split(run.local(batch, part), run.layout.devices if not run.plain else 1) for batch in batches for part in range(run.runs)]
+    queue = [batch for step in mine for batch in step]
+    with run.program():
+        if how == "python":
+            x = tf.py_func(lambda: queue.pop(0), [], tf.float32, stateful=True)
+            x.set_shape([None])
+        elif how == "constant":
+            x = tf.constant(run.local(X))
+        else:
+            fifo = tf.FIFOQueue(10, tf.float32, name="samples")
+            filled = fifo.enqueue_many(tf.constant(np.stack(queue)))
+            x = fifo.dequeue()
+            x.set_shape([None])
+        w, loss, train, _ = model(run, x)
+        with run.session() as session:
+            if how == "queue":
+                session.run(filled)
+            losses = run.train(session, loss, train, [{}] * 3)
+            return {"w": np.float32(session.run(w)), "losses": np.float32(losses)}
+
+
+@cases(own_data, "1x2", "2x1", "2x1-m2", compare=True, how="python")
+def test_row_102_samples_from_python(outcome):
+    judge_variables(outcome)
+
+
+@cases(own_data, "1x2", "2x1", "2x1-m2", compare=True, how="queue")
+def test_row_92_samples_from_a_queue(outcome):
+    judge_variables(outcome)
+
+
+@cases(own_data, "2x1", "4x1", compare=True, how="constant")
+def test_row_94_samples_in_the_graph(outcome):
+    judge_variables(outcome)

@@ -12,7 +12,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-import epl
+from epl.cluster import Cluster
+from epl.config import Config
+from epl.env import Env
 from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.build import Builder
@@ -20,6 +22,7 @@ from epl.ir.program import DIVIDE, SAME, Node, Program
 from epl.passes.communicate import ANCHOR
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
+from epl.runtime.adapters import Patches, gradients
 from epl.runtime.compiler import Signature, compile_program, traits_of
 from epl.runtime.feeding import FeedSpec, as_array, check, modes_of
 from epl.runtime.graph_index import GraphIndex
@@ -27,16 +30,22 @@ from epl.runtime.graph_index import GraphIndex
 
 @contextlib.contextmanager
 def user_graph(v2=False, resource=True, **config):
-    """A graph in which gradients are recorded as after `epl.init`; yields a function that indexes it."""
+    """A graph in which gradients, and nothing else, are recorded as after `epl.init`; yields a function that indexes it."""
     resources, flow = tf.resource_variables_enabled(), tf.control_flow_v2_enabled()
     (tf.enable_resource_variables if resource else tf.disable_resource_variables)()
     (tf.enable_control_flow_v2 if v2 else tf.disable_control_flow_v2)()
+    env, patches = Env.get(), Patches()
+    env.clear()
     try:
         with tf.Graph().as_default() as graph:
-            epl.init(epl.Config(config))
+            env.config = Config(config)
+            env.cluster = Cluster()
+            gradients.install(patches)
+            env.initialized = True
             yield lambda: GraphIndex(graph).whole()
     finally:
-        epl.shutdown()
+        patches.undo()
+        env.clear()
         (tf.enable_resource_variables if resources else tf.disable_resource_variables)()
         (tf.enable_control_flow_v2 if flow else tf.disable_control_flow_v2)()
 

@@ -37,8 +37,12 @@ class Adapters:
     def install(self) -> None:
         from epl.runtime.adapters import checkpoints, estimators, gradients, graphs, hooks, inputs, normalization, sessions
 
-        for module in (graphs, inputs, gradients, normalization, sessions, checkpoints, hooks, estimators):
-            module.install(self.patches)
+        try:
+            for module in (graphs, inputs, gradients, normalization, sessions, checkpoints, hooks, estimators):
+                module.install(self.patches)
+        except BaseException:
+            self.patches.undo()
+            raise
 
     def remove(self) -> None:
         self.patches.undo()

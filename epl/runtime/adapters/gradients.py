@@ -10,6 +10,7 @@ from epl.env import Env
 from epl.errors import AnnotationError
 from epl.ir import attrs as A
 from epl.ir.graph import Graph
+from epl.planner import auto_stage
 from epl.runtime.adapters import Patches
 
 _WRAPPED = "_epl_wrapped"
@@ -51,6 +52,8 @@ def _gradients(original: Callable[..., Any], depth: Depth) -> Callable[..., Any]
 def _record(original: Callable[..., Any], graph: tf.Graph, ys: Any, xs: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     annotated = Graph.of(graph, may_create=True)
     assert annotated is not None
+    if Env.get().config.auto.auto_parallel and not annotated.annotated:
+        auto_stage.annotate(annotated)
     annotated.gradient_calls += 1
     call = annotated.gradient_calls
     start = compat.op_count(graph)

@@ -1,0 +1,1 @@
+"""The rewriting passes, one file each, and what runs them."""

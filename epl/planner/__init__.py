@@ -1,0 +1,1 @@
+"""The plan of a job: what goes where, and what that costs."""
