@@ -7,6 +7,7 @@ otherwise. Nothing outside this module imports from `tensorflow.python`.
 import contextlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.client import session as session_lib
@@ -97,7 +98,13 @@ def raw_callable(session: tf.Session, feeds: List[str], fetches: List[str], targ
     options = config_pb2.CallableOptions(feed=feeds, fetch=fetches, target=targets)
     if run_options is not None:
         options.run_options.CopyFrom(run_options)
-    return session._make_callable_from_options(options)  # pylint: disable=protected-access
+    call = session._make_callable_from_options(options)  # pylint: disable=protected-access
+
+    def run(*values: Any, **keywords: Any) -> List[Any]:
+        # Unlike `Session.run` this call returns arrays that share the buffers of variables and constants.
+        return [v.copy() if isinstance(v, np.ndarray) and not v.flags.owndata else v for v in call(*values, **keywords)]
+
+    return run
 
 
 def is_resource_variable(variable: Any) -> bool:

@@ -9,7 +9,7 @@ from epl import compat
 from epl.errors import ProgramError
 from epl.ir.program import Node, Program
 
-REF_VARIABLES = frozenset(("VariableV2", "Variable", "TemporaryVariable"))
+REF_VARIABLES = frozenset(("VariableV2", "Variable"))
 VARIABLES = REF_VARIABLES | {"VarHandleOp"}
 
 RANDOM = frozenset(
@@ -34,7 +34,7 @@ DRAWS = frozenset(
 """Ops that take the next element of an input; each (replica, micro-batch) draws its own."""
 
 STEP_STATE = frozenset(
-    "StackV2 Stack TensorArrayV3 TensorArrayV2 TensorArray TensorArrayGradV3 TensorArrayGradWithShape".split()
+    "StackV2 Stack TensorArrayV3 TensorArrayV2 TensorArray TensorArrayGradV3 TensorArrayGradWithShape TemporaryVariable".split()
 )
 """Resources that live within one run; each instance of their users needs its own."""
 
@@ -67,6 +67,9 @@ SHARED_WRITES = frozenset(
 SUMMARIES = frozenset(
     "ScalarSummary HistogramSummary ImageSummary AudioSummary AudioSummaryV2 TensorSummary TensorSummaryV2 MergeSummary".split()
 )
+
+OWN_NAMES = {"Enter": "frame_name", "RefEnter": "frame_name", "TemporaryVariable": "var_name", "DestroyTemporaryVariable": "var_name"}
+"""Attributes by which nodes of one run find each other; clones need names of their own."""
 
 ENTERS = frozenset(("Enter", "RefEnter"))
 EXITS = frozenset(("Exit", "RefExit"))

@@ -158,9 +158,9 @@ class _Cloner:
         attrs = dict(node.attrs)
         name = instance_name(node.name, replica, micro_batch)
         self._own_state(node, name, attrs)
-        if node.op in op_table.ENTERS and name != node.name:
-            prefix = name[: len(name) - len(node.name)]
-            attrs["frame_name"] = A.of_str(prefix + node.str_attr("frame_name"))
+        own = op_table.OWN_NAMES.get(node.op)
+        if own is not None and name != node.name:
+            attrs[own] = A.of_str(name[: len(name) - len(node.name)] + (node.str_attr(own) or node.name))
         if micro_batch is not None and node.op in op_table.RANDOM:
             index = self.task.global_index(replica, micro_batch)
             seeds = node.int_attr("seed") or 0, node.int_attr("seed2") or 0

@@ -206,7 +206,10 @@ def _copied_fetches(program: Program, nodes: Dict[str, Node], written: Set[str],
     fetches: List[Ref] = []
     for ref in program.fetches:
         node = program.nodes[ref[0]]
-        name = op_table.variable_of(program, *ref)
+        source = node
+        while source.op in op_table.ALIASES and source.inputs:
+            source = program.nodes[source.inputs[0][0]]
+        name = op_table.variable_of(program, source.name)
         variable = program.nodes.get(name) if name in written and ref[0] not in after else None
         if variable is None or variable.op not in op_table.REF_VARIABLES or variable_dtype(variable) not in op_table.NUMBERS or node.phase == APPLY:
             fetches.append(ref)

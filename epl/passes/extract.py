@@ -42,7 +42,7 @@ def extract(
             shape = (None,) + tuple(shape[1:])
         only = ref[1] == 0 and len(op_table.output_types(source, whole)) == 1
         node = Node(
-            ref[0] if only else "%s_fed_%d" % ref,
+            ref[0] if only else "%s/epl_output_%d" % ref,
             "Placeholder",
             attrs={"dtype": A.of_type(dtype), "shape": A.of_shape(shape)},
             origin=ref[0],

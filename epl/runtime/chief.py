@@ -1,6 +1,7 @@
 """Who writes files: the chief, rank 0, alone. The others do without, and wait before they read what it wrote."""
 
 import collections
+import os
 import time
 from typing import Any, Tuple
 
@@ -40,7 +41,7 @@ def written(path: str) -> None:
     """Tell the others that the chief has written a checkpoint or an export."""
     control = Env.get().control
     if several_ranks() and control is not None:
-        control.decide(_topic(path), True)
+        control.decide(_topic(_normal(path)), True)
 
 
 def expect(path: str) -> None:
@@ -48,6 +49,7 @@ def expect(path: str) -> None:
     control = Env.get().control
     if control is not None and not control.runs_programs_here():
         return  # a background thread saves when it likes, so the chief's is another path
+    path = _normal(path)
     count = _expected.pop(path, (0, True))[0]
     _expected[path] = (count + 1, control is not None)
     while len(_expected) > _MOST_EXPECTED:
@@ -59,10 +61,17 @@ def forget() -> None:
     _expected.clear()
 
 
-def settle() -> None:
-    """Wait until the chief has written all that this rank was to write."""
-    while _expected:
-        path, (count, connected) = _expected.popitem(last=False)
+def settle(target: str) -> None:
+    """Wait until the chief has written what this rank was to write at a path, or in a folder.
+
+    Not for what lies in a folder that is not there: the chief's disk is another one, or
+    this rank was given a folder of its own, in which nobody writes.
+    """
+    target = _normal(target)
+    for path in [p for p in _expected if target in (p, os.path.dirname(p))]:
+        count, connected = _expected.pop(path)
+        if not tf.gfile.IsDirectory(os.path.dirname(path) or "."):
+            continue
         control = Env.get().control
         if connected and control is not None:
             for _ in range(count):
@@ -71,8 +80,12 @@ def settle() -> None:
             _wait_for_file(path)
 
 
+def _normal(path: str) -> str:
+    return tf.compat.as_str_any(path).rstrip("/")
+
+
 def _topic(path: str) -> str:
-    return "what is written to %s" % path
+    return "'%s', which rank 0 alone writes" % path
 
 
 def _wait_for_file(path: str) -> None:

@@ -138,6 +138,7 @@ class Store:
         known = {f.signature.name for f in graph.library.function}
         graph.library.gradient.extend(g for g in program.library.gradient if g.function_name in known)
         new = {names[n.name] for n in fresh}
+        written: Dict[str, Written] = {}
         tensors: Dict[Tuple[str, int], None] = {}
         controls: Dict[str, None] = {}
         for node in fresh:
@@ -149,10 +150,11 @@ class Store:
             fill_node_def(graph.node.add(), final)
             tensors.update((ref, None) for ref in final.inputs if ref[0] not in new)
             controls.update((c, None) for c in final.controls if c not in new)
-            self._written[final.name] = Written(node, final.inputs, frozenset(final.controls))
+            written[final.name] = Written(node, final.inputs, frozenset(final.controls))
         if graph.node or graph.library.function:
             self._writer.write(graph, list(tensors), list(controls))
             self._functions |= known
+            self._written.update(written)
 
 
 def _same_attrs(node: Node, other: Node) -> bool:

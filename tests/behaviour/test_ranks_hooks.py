@@ -65,13 +65,11 @@ def own_folders(run):
             tf.train.ProfilerHook(save_steps=2, output_dir=mine),
             tf.train.StopAtStepHook(last_step=3),
         ]
-        if run.rank == 0:
-            os.makedirs(mine)
         with tf.summary.FileWriter(os.path.join(mine, "direct"), graph) as writer:
             writer.add_summary(tf.Summary(value=[tf.Summary.Value(tag="direct", simple_value=1.0)]), 1)
         tf.train.write_graph(graph, mine, "written.pbtxt")
+        saver = tf.train.Saver([w])
         with tf.train.SingularMonitoredSession(hooks=hooks) as session:
-            saver = tf.train.Saver([w])
             while not session.should_stop():
                 session.run(train)
             saver.save(session.raw_session(), os.path.join(mine, "by-hand"))
@@ -353,13 +351,12 @@ def step_function(run, stopping):
         w, loss, train, step = drawn(run)
         seen = []
 
-        def work(context):
-            value = context.session.run(w)
-            context.run_with_hooks(train)
-            seen.append(int(context.session.run(step)))
+        def work(step_context):
+            step_context.session.run(w)
+            step_context.run_with_hooks(train)
+            seen.append(int(step_context.session.run(step)))
             if len(seen) == 3 and run.rank == stopping:
-                context.request_stop()
-            return value
+                step_context.request_stop()
 
         with tf.train.MonitoredSession(hooks=[tf.train.StopAtStepHook(last_step=6)]) as session:
             while not session.should_stop():
@@ -429,7 +426,7 @@ def supervised(run):
         step = tf.train.get_or_create_global_step()
         train = tf.train.AdamOptimizer(0.1).minimize(loss, global_step=step)
         supervisor = tf.train.Supervisor(
-            is_chief=run.rank == 0, logdir=run.path("log of %d" % run.rank), global_step=step, save_summaries_secs=0.1, save_model_secs=0.2
+            is_chief=run.rank == 0, logdir=run.path("log of %d" % run.rank), save_summaries_secs=0.1, save_model_secs=0.2
         )
         with supervisor.managed_session() as session:
             for _ in range(20):

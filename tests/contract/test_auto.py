@@ -31,7 +31,7 @@ def test_auto_parallel(gpus):
 def repeated(x, layers):
     """Each layer is five dense layers without bias in the scope s1/s2/s3/s4_layer<i>, each clipped."""
     for layer in range(layers):
-        with tf.variable_scope("s1"), tf.variable_scope("s2"), tf.variable_scope("s3"), tf.variable_scope("s4_layer%d" % layer):
+        with tf.name_scope("s1/s2/s3/s4_layer%d" % layer):
             for _ in range(5):
                 x = tf.clip_by_norm(dense(x, 16, activation=tf.nn.relu, use_bias=False), 2.0)
     return x

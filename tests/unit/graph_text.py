@@ -90,7 +90,7 @@ def _add(graph, made, line, collections):
             key, value = key.strip(), value.strip()
             kind = kinds[key].type if key in kinds else None
             if kind == "tensor" and "dtype" not in given:
-                node.attr["dtype"].type = _dtype_of(ast.literal_eval(value))
+                node.attr["dtype"].type = _dtype_of(_literal(value))
             node.attr[key].CopyFrom(_attr(kind, value, node))
         _infer(node, definition, made)
     for mark in (found["marks"] or "").split():
@@ -118,6 +118,10 @@ def _top_level(text):
     return parts
 
 
+def _literal(text):
+    return ast.literal_eval(re.sub(r"\b(true|false)\b", lambda found: found[0].capitalize(), text))
+
+
 def _dtype_of(value):
     while isinstance(value, list):
         value = value[0] if value else 0.0
@@ -136,7 +140,7 @@ def _attr(kind, text, node):
         return attr_value_pb2.AttrValue(list=dict(shape=[tf.TensorShape(shape).as_proto() for shape in shapes]))
     if kind == "func":
         return attr_value_pb2.AttrValue(func=dict(name=text))
-    value = {"true": True, "false": False}.get(text, text) if kind == "bool" else text if kind == "string" else ast.literal_eval(text)
+    value = text if kind == "string" else _literal(text)
     if kind == "tensor":
         return A.of_tensor(value, node.attr["dtype"].type)
     if kind == "list(int)":

@@ -18,16 +18,16 @@ def install(patches: Patches) -> None:
     chief.forget()
     management = compat.checkpoint_management()
     patches.replace(tf.train.Saver, "save", _save)
-    patches.replace(tf.train.Saver, "restore", _after_settling)
+    patches.replace(tf.train.Saver, "restore", _settling("save_path"))
     _replace_function(patches, "update_checkpoint_state_internal", management.update_checkpoint_state_internal, _chief_only)
     patches.replace(management, "_delete_file_if_exists", _chief_only)
     for name in ("latest_checkpoint", "get_checkpoint_state"):
-        _replace_function(patches, name, getattr(management, name), _after_settling)
-    _replace_function(patches, "load_checkpoint", compat.checkpoint_reader_function(), _after_settling)
+        _replace_function(patches, name, getattr(management, name), _settling("checkpoint_dir"))
+    _replace_function(patches, "load_checkpoint", compat.checkpoint_reader_function(), _settling("ckpt_dir_or_file"))
     _replace_function(patches, "write_graph", compat.write_graph_function(), _write_graph)
     patches.replace(compat.meta_graph_module(), "create_meta_graph_def", _create_meta_graph)
     _replace_function(patches, "convert_variables_to_constants", tf.graph_util.convert_variables_to_constants, _freeze)
-    _replace_function(patches, "load", compat.saved_model_load_function(), _after_settling)
+    _replace_function(patches, "load", compat.saved_model_load_function(), _settling("export_dir"))
     builder = tf.saved_model.Builder
     patches.replace(builder, "__init__", _builder_init)
     for name in ("add_meta_graph", "add_meta_graph_and_variables"):
@@ -48,15 +48,23 @@ def _chief_only(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _after_settling(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Whoever reads must find what this rank believes to have written."""
+def _settling(argument: str) -> Callable[[Any], Any]:
+    """Whoever reads the path that is given as `argument` must find what this rank believes to have written there."""
 
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        chief.settle()
-        return original(*args, **kwargs)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
 
-    return wrapper
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not chief.is_chief():
+                path = signature.bind(*args, **kwargs).arguments.get(argument)
+                if path is not None:
+                    chief.settle(os.fspath(path))
+            return original(*args, **kwargs)
+
+        return wrapper
+
+    return make
 
 
 def _save(original: Callable[..., Any]) -> Callable[..., Any]:
