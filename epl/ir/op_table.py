@@ -325,5 +325,4 @@ PSEUDO = "Epl"
 """Op types that start so are EPL's own and are lowered before a program runs."""
 
 FLOATS = frozenset((types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE))
-NUMBERS = FLOATS | {types_pb2.DT_INT8, types_pb2.DT_UINT8, types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64}
 OPAQUE = frozenset((types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT, types_pb2.DT_STRING))

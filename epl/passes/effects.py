@@ -211,12 +211,12 @@ def _copied_fetches(program: Program, nodes: Dict[str, Node], written: Set[str],
             source = program.nodes[source.inputs[0][0]]
         name = op_table.variable_of(program, source.name)
         variable = program.nodes.get(name) if name in written and ref[0] not in after else None
-        if variable is None or variable.op not in op_table.REF_VARIABLES or variable_dtype(variable) not in op_table.NUMBERS or node.phase == APPLY:
+        if variable is None or variable.op not in op_table.REF_VARIABLES or variable_dtype(variable) in op_table.OPAQUE or node.phase == APPLY:
             fetches.append(ref)
             continue
-        copy = "epl_fetch/" + ref[0]
+        copy = "epl_fetch/%s_%d" % ref
         if copy not in nodes:
-            read_variable(Builder(nodes, variable.device, FORWARD), copy, variable, [ref[0]])
+            Builder(nodes, node.device, FORWARD).op("Snapshot", copy, [ref], T=A.of_type(op_table.dtype_of(program, *ref)))
             readers.setdefault(variable.name, []).append(copy)
         fetches.append((copy, 0))
     return fetches

@@ -168,8 +168,12 @@ def _infer(node, definition, made):
         if arg.type_list_attr and arg.type_list_attr not in node.attr:
             node.attr[arg.type_list_attr].list.type.extend(types)
     for attr in definition.attr:
-        if attr.name not in node.attr and not attr.HasField("default_value") and attr.type == "type":
+        if attr.name in node.attr or attr.HasField("default_value"):
+            continue
+        if attr.type == "type":
             node.attr[attr.name].type = tf.float32.as_datatype_enum
+        elif attr.type == "string":
+            node.attr[attr.name].s = b""
 
 
 def show(program, *attrs, phases=False, devices=False, only=None):

@@ -132,7 +132,8 @@ def test_a_compiled_program_does_not_depend_on_the_hash_seed():
     results = []
     for seed in ("1", "2"):
         env = dict(os.environ, PYTHONHASHSEED=seed, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=os.getcwd())
-        results.append(subprocess.Popen([sys.executable, "-c", textwrap.dedent(SCRIPT)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
+        results.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     outputs = [process.communicate() for process in results]
     assert all(process.returncode == 0 for process in results), outputs
     lines = [out.strip().splitlines()[-1] for out, _ in outputs]

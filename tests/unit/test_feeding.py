@@ -24,7 +24,7 @@ def test_values_become_arrays_of_the_tensors_type():
     assert as_array(spec((None,), STRING), np.array(["a", "bc"])).tolist() == ["a", "bc"]
 
 
-@pytest.mark.parametrize("value, text", [("word", "can't be converted to float32: could not convert"), ([[1], [1, 2]], "can't be converted to float32")])
+@pytest.mark.parametrize("value, text", [("word", "can't be converted to float32: could not"), ([[1], [1, 2]], "can't be converted to float32")])
 def test_a_value_of_another_kind_is_refused(value, text):
     with pytest.raises(FeedError, match="The value fed to 'x:0' " + text):
         as_array(spec((None,)), value)
@@ -71,8 +71,15 @@ def test_a_value_of_unknown_rank_follows_the_batch():
 
 @pytest.mark.parametrize(
     "shape, value_shape, mode, parts",
-    [((None, 2), (8, 2), DIVIDE, 4), ((4, None), (16, 9), DIVIDE, 4), ((4,), (4,), EACH, 4), (None, (8, 1), DIVIDE, 4), ((), (), SAME, 4), ((None,), (0,), DIVIDE, 1)],
-)  # fmt: skip
+    [
+        ((None, 2), (8, 2), DIVIDE, 4),
+        ((4, None), (16, 9), DIVIDE, 4),
+        ((4,), (4,), EACH, 4),
+        (None, (8, 1), DIVIDE, 4),
+        ((), (), SAME, 4),
+        ((None,), (0,), DIVIDE, 1),
+    ],
+)
 def test_values_that_fit(shape, value_shape, mode, parts):
     check(spec(shape), np.zeros(value_shape), mode, parts)
 
@@ -80,14 +87,14 @@ def test_values_that_fit(shape, value_shape, mode, parts):
 @pytest.mark.parametrize(
     "shape, value_shape, mode, parts, text",
     [
-        ((None, 2), (6, 2), DIVIDE, 4, "The 6 rows fed to 'x:0' can't be divided evenly over 4 replicas x micro-batches of this process; feed a multiple of 4 rows"),
-        ((None, 2), (0, 2), DIVIDE, 4, "An empty batch is fed to 'x:0'; a training step needs at least one row for each of 4 replicas x micro-batches"),
+        ((None, 2), (6, 2), DIVIDE, 4, "The 6 rows fed to 'x:0' can't be divided evenly over 4 replicas x micro-batches of this process; feed a"),
+        ((None, 2), (0, 2), DIVIDE, 4, "An empty batch is fed to 'x:0'; a training step needs at least one row for each of 4 replicas"),
         ((None, 2), (8, 3), DIVIDE, 4, r"Cannot feed a value of shape \(8, 3\) for placeholder 'x:0', which needs \(\?, 2\)$"),
         ((4, 2), (6, 2), DIVIDE, 4, r"needs \(16, 2\) \(4 times the placeholder's 4 rows, for 4 replicas x micro-batches\)"),
         ((None,), (), SAME, 4, r"shape \(\) for placeholder 'x:0', which needs \(\?\)"),
         ((), (2,), SAME, 1, r"shape \(2,\) for placeholder 'x:0', which needs \(\)"),
     ],
-)  # fmt: skip
+)
 def test_values_that_do_not_fit(shape, value_shape, mode, parts, text):
     with pytest.raises(FeedError, match=text):
         check(spec(shape), np.zeros(value_shape), mode, parts)

@@ -107,7 +107,20 @@ def test_an_unknown_op_type_is_an_error():
         op_table.output_types(Node("x", "NoSuchOp"))
 
 
-@pytest.mark.parametrize("op, is_source", [("RandomUniform", True), ("IteratorGetNext", True), ("StackV2", True), ("PyFunc", True), ("Iterator", False), ("MapDataset", False), ("MatMul", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "op, is_source",
+    [
+        ("RandomUniform", True),
+        ("StatefulUniform", True),
+        ("IteratorGetNext", True),
+        ("StackV2", True),
+        ("TemporaryVariable", True),
+        ("PyFunc", True),
+        ("Iterator", False),
+        ("MapDataset", False),
+        ("MatMul", False),
+    ],
+)
 def test_sources(op, is_source):
     assert op_table.is_source(parse(""), Node("x", op)) == is_source
 

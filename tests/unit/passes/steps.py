@@ -42,3 +42,30 @@ def before(one, program, job):
             return program
         program = apply(item, program, job)
     raise ValueError(one)
+
+
+TRAIN = """
+    x = Placeholder() {shape: [?, 2]}
+    w = VarHandleOp() {shape: [2], shared_name: w}
+    start = Const() {value: [1.0, 2.0]}
+    init = AssignVariableOp(w, start)
+    read = ReadVariableOp(w)
+    y = Mul(x, read)
+    axes = Const() {value: [0, 1]}
+    loss = Mean(y, axes)
+    zero = Const() {value: 0}
+    one = Const() {value: 0.5}  # backward=1 seed=1
+    rows = Mean(x, zero)  # backward=1
+    g = Mul(rows, one)  # backward=1 raw=1/w
+    rate = Const() {value: 0.1}
+    train = ResourceApplyGradientDescent(w, rate, g)
+"""
+"""loss = mean(x * w), trained by gradient descent."""
+
+
+def training(extra="", fetches="loss:0", targets="train", mode="divide", text=TRAIN):
+    """A run of the training program, as the extract pass leaves it."""
+    from epl.passes.extract import extract
+
+    whole = parse(text + "\n" + extra)
+    return extract(whole, [f for f in fetches.split(", ") + targets.split(", ") if f], ["x:0"], [mode])
