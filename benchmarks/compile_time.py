@@ -1,6 +1,6 @@
 """Compile time: seconds per pass for a transformer's training graph, next to what TensorFlow needs to import the result.
 
-    python benchmarks/compile_time.py [--layers 12 24] [--micro-batches 1 8 32]
+python benchmarks/compile_time.py [--layers 12 24] [--micro-batches 1 8 32]
 """
 
 import argparse
@@ -15,11 +15,11 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 import epl  # noqa: E402
 from benchmarks.models import transformer  # noqa: E402
+from epl.planner.plan import Task  # noqa: E402
 from epl.runtime.compiler import Signature, compile_program, traits_of  # noqa: E402
 from epl.runtime.graph_index import GraphIndex  # noqa: E402
 from epl.runtime.planning import make_plan  # noqa: E402
 from epl.runtime.store import Store  # noqa: E402
-from epl.planner.plan import Task  # noqa: E402
 
 
 def measure(layers, micro_batches, ranks, show):
@@ -42,9 +42,7 @@ def measure(layers, micro_batches, ranks, show):
     plan = dataclasses.replace(make_plan(epl.Graph.get()), ranks=ranks)
     seconds = {}
     start = clock()
-    executable = compile_program(
-        whole, signature, traits, plan, Task(plan), [lambda i, p, before, after, s: seconds.__setitem__(p.name, s)]
-    )
+    executable = compile_program(whole, signature, traits, plan, Task(plan), [lambda i, p, before, after, s: seconds.__setitem__(p.name, s)])
     passes = clock() - start
     program = executable.program
     store = Store()
@@ -58,7 +56,8 @@ def measure(layers, micro_batches, ranks, show):
         reference = clock() - start
     total = index + find + passes + load
     print(
-        "layers %2d  M %2d  ranks %3d  nodes %6d -> %6d  index %.2f  find %.2f  passes %.2f  load %.2f  total %.2f s  TensorFlow's import %.2f s  ratio %.2f"
+        "layers %2d  M %2d  ranks %4d  nodes %6d -> %6d  index %.2f  find %.2f  passes %.2f  load %.2f  total %.2f s"
+        "  TensorFlow's import %.2f s  ratio %.2f"
         % (layers, micro_batches, ranks, len(whole.nodes), len(program.nodes), index, find, passes, load, total, reference, total / reference),
         flush=True,
     )

@@ -88,7 +88,11 @@ def main():
             times.append(row)
         if rank == 0:
             a, b = np.median(times, 0) * 1e3
-            print("%-12s Horovod %.2f ms  EPL %.2f ms  ratio %.3f (median of %d paired rounds of %d steps)" % (name, a, b, np.median([y / x for x, y in times]), arguments.rounds, count), flush=True)
+            print(
+                "%-12s Horovod %.2f ms  EPL %.2f ms  ratio %.3f (median of %d paired rounds of %d steps)"
+                % (name, a, b, np.median([y / x for x, y in times]), arguments.rounds, count),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def one_side(side, model, steps):
         return tf.data.Dataset.from_tensors(data).repeat()
 
     def model_fn(features, mode):
-        with _fed(tf, features):
+        with _Fed(tf, features):
             _, loss = MODELS[model](**SIZES[model])
         train = tf.train.AdamOptimizer(1e-3).minimize(loss, global_step=tf.train.get_or_create_global_step())
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train)
@@ -66,7 +66,14 @@ def one_side(side, model, steps):
             self.times.append(time.perf_counter() - self.start)
 
     config = tf.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
-    options = {"session_config": config, "model_dir": tempfile.mkdtemp(), "save_checkpoints_steps": None, "save_checkpoints_secs": None, "save_summary_steps": None, "log_step_count_steps": None}
+    options = {
+        "session_config": config,
+        "model_dir": tempfile.mkdtemp(),
+        "save_checkpoints_steps": None,
+        "save_checkpoints_secs": None,
+        "save_summary_steps": None,
+        "log_step_count_steps": None,
+    }
     if side == "mirrored":
         options["train_distribute"] = tf.distribute.experimental.MultiWorkerMirroredStrategy()
     estimator = tf.estimator.Estimator(model_fn, config=tf.estimator.RunConfig(**options))
@@ -79,7 +86,7 @@ def one_side(side, model, steps):
     print("MS %.3f" % (1e3 * float(np.median(clock.times[steps // 10 + 1 :]))), flush=True)
 
 
-class _fed:
+class _Fed:
     """Makes `tf.placeholder` return the features of that name while a model is built."""
 
     def __init__(self, tf, features):
@@ -109,13 +116,13 @@ def start_side(side, model, steps):
     env = dict(os.environ, OMP_NUM_THREADS="1", PATH="%s:%s" % (os.path.dirname(sys.executable), os.environ["PATH"]))
     if side == "epl":
         command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-np", "2"] + me
-        texts = [subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True).stdout]
+        texts = [subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout]
     else:
         hosts = ["127.0.0.1:%d" % p for p in free_ports(2)]
         started = []
         for index in range(2):
             env_of = dict(env, TF_CONFIG=json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}))
-            started.append(subprocess.Popen(me, env=env_of, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True))
+            started.append(subprocess.Popen(me, env=env_of, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
         texts = [p.communicate()[0] for p in started]
     found = [float(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("MS ")]
     if len(found) != 2:
@@ -138,7 +145,11 @@ def main():
         rows = [(start_side("mirrored", model, arguments.steps), start_side("epl", model, arguments.steps)) for _ in range(arguments.rounds)]
         ratios = sorted(b / a for a, b in rows)
         a, b = sorted(r[0] for r in rows)[len(rows) // 2], sorted(r[1] for r in rows)[len(rows) // 2]
-        print("%-12s MultiWorkerMirrored %.2f ms  EPL %.2f ms  ratio %.3f (median of %d rounds of %d steps)" % (model, a, b, ratios[len(ratios) // 2], len(rows), arguments.steps), flush=True)
+        print(
+            "%-12s MultiWorkerMirrored %.2f ms  EPL %.2f ms  ratio %.3f (median of %d rounds of %d steps)"
+            % (model, a, b, ratios[len(ratios) // 2], len(rows), arguments.steps),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

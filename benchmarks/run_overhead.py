@@ -1,6 +1,6 @@
 """Overhead of a cached `run` beyond plain `Session.run`, in microseconds, paired in one process.
 
-    python benchmarks/run_overhead.py [--rounds 15] [--runs 400]
+python benchmarks/run_overhead.py [--rounds 15] [--runs 400]
 """
 
 import argparse
@@ -59,7 +59,10 @@ def main():
             times.append((time.perf_counter() - start) / arguments.runs * 1e6)
         differences.append(times)
     plain_us, our_us = np.median(differences, 0)
-    print("plain %.0f us  EPL %.0f us  overhead %+.0f us (median of %d paired rounds of %d runs)" % (plain_us, our_us, np.median([b - a for a, b in differences]), arguments.rounds, arguments.runs))
+    print(
+        "plain %.0f us  EPL %.0f us  overhead %+.0f us (median of %d paired rounds of %d runs)"
+        % (plain_us, our_us, np.median([b - a for a, b in differences]), arguments.rounds, arguments.runs)
+    )
 
 
 if __name__ == "__main__":

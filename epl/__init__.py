@@ -1,28 +1,44 @@
 """EPL, the Easy Parallel Library: distributed training from a single-device script."""
 
-from epl.cluster import Cluster
-from epl.config import Config
-from epl.env import Env
-from epl.ir.graph import Graph, GraphKeys, add_to_collection, get_all_collections, get_collection
-from epl.setup import init, shutdown
-from epl.strategies import replicate, set_default_strategy, split
-from epl.version import VERSION
+import importlib
+from typing import Any, List
 
-__version__ = VERSION
+_EXPORTS = {
+    "Cluster": "epl.cluster",
+    "Config": "epl.config",
+    "Env": "epl.env",
+    "Graph": "epl.ir.graph",
+    "GraphKeys": "epl.ir.graph",
+    "VERSION": "epl.version",
+    "add_to_collection": "epl.ir.graph",
+    "get_all_collections": "epl.ir.graph",
+    "get_collection": "epl.ir.graph",
+    "init": "epl.setup",
+    "replicate": "epl.strategies",
+    "set_default_strategy": "epl.strategies",
+    "shutdown": "epl.setup",
+    "split": "epl.strategies",
+}
 
-__all__ = [
-    "Cluster",
-    "Config",
-    "Env",
-    "Graph",
-    "GraphKeys",
-    "VERSION",
-    "add_to_collection",
-    "get_all_collections",
-    "get_collection",
-    "init",
-    "replicate",
-    "set_default_strategy",
-    "shutdown",
-    "split",
-]
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    # Names are found on first use: the command line must answer without TensorFlow.
+    if name in _EXPORTS:
+        value = getattr(importlib.import_module(_EXPORTS[name]), name)
+        globals()[name] = value
+        return value
+    if name == "__version__":
+        return __getattr__("VERSION")
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module("epl." + name)
+        except ModuleNotFoundError as error:
+            if error.name != "epl." + name:
+                raise
+    raise AttributeError("module 'epl' has no attribute %r" % name)
+
+
+def __dir__() -> List[str]:
+    return sorted(list(globals()) + __all__)

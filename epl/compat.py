@@ -9,14 +9,13 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.framework import function_def_to_graph as function_lib
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import gradients_util
 from tensorflow.python.training import saver as saver_lib
 
-AttrValue = attr_value_pb2.AttrValue
 Saveables = List[Any]
 
 

@@ -2,11 +2,10 @@
 
 from typing import Any, List
 
-from tensorflow.core.framework import attr_value_pb2, tensor_pb2, types_pb2
 import numpy as np
 import tensorflow.compat.v1 as tf
-
-AttrValue = attr_value_pb2.AttrValue
+from tensorflow.core.framework import tensor_pb2, types_pb2
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 TASKGRAPH = "_epl_taskgraph"
 """Index of the taskgraph whose scope the node was built in (int)."""

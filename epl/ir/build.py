@@ -28,7 +28,9 @@ class Builder:
         """The same dictionary with another device for new nodes."""
         return Builder(self.nodes, device, self.phase)
 
-    def op(self, op: str, name: str, inputs: Sequence[Ref] = (), controls: Sequence[str] = (), info: Optional[Dict[str, Any]] = None, **attrs: Any) -> Ref:
+    def op(
+        self, op: str, name: str, inputs: Sequence[Ref] = (), controls: Sequence[str] = (), info: Optional[Dict[str, Any]] = None, **attrs: Any
+    ) -> Ref:
         """Any op; an int attribute value that names a dtype is given as `A.of_type(...)`."""
         if name in self.nodes:
             raise PassError("Node '%s' is added twice" % name)

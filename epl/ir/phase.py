@@ -26,6 +26,7 @@ class ModelPhase:
         from epl.ir.graph import Graph  # imports this module
 
         graph = Graph.get(may_create=True)
+        assert graph is not None
         self._entered.append((graph, graph.current_model_phase))
         graph.set_model_phase(self._phase)
         return self

@@ -40,7 +40,8 @@ def _lower(program: Program, task: Task, build: Builder, node: Node) -> Ref:
             return node.inputs[0]
         if rule != "concat" or across or dtype != 7:
             raise ProgramError(
-                "Tensor '%s' of type %s can't be merged over replicas; take it out of the collection" % (ref_text(node.info["ref"]), _dtype_name(dtype))
+                "Tensor '%s' of type %s can't be merged over replicas; take it out of the collection"
+                % (ref_text(node.info["ref"]), _dtype_name(dtype))
             )
     if rule == "concat":
         local = _concat(program, build, node, dtype)

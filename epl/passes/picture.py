@@ -27,7 +27,7 @@ def taskgraph_picture(program: Program) -> str:
     """An SVG: one column per taskgraph and replica, one row per phase, node counts and tensors between them."""
     counts: Counter = Counter(_box(n) for n in program.nodes.values())
     ops: Dict[Box, Counter] = defaultdict(Counter)
-    flows: Counter = Counter()
+    flows: Dict[Tuple[Box, Box], int] = defaultdict(int)
     for node in program.nodes.values():
         here = _box(node)
         ops[here][node.op] += 1
@@ -42,13 +42,13 @@ def taskgraph_picture(program: Program) -> str:
     parts = [_head(width, height)]
     for x, column in enumerate(columns):
         parts.append(_text(_left(x) + _WIDTH / 2, _MARGIN + 8, column, 14, "bold"))
-    for (source, target), count in sorted(flows.items()):
-        parts.append(_arrow(source, target, count, columns, rows))
-    for (column, row), count in sorted(counts.items()):
+    for (start, end), count in sorted(flows.items()):
+        parts.append(_arrow(start, end, count, columns, rows))
+    for (column, row), amount in sorted(counts.items()):
         x, y = _left(columns.index(column)), _top(rows.index(row))
         common = ", ".join("%s %d" % item for item in ops[column, row].most_common(3))
         parts.append('<rect x="%d" y="%d" width="%d" height="%d" rx="8" fill="%s" stroke="#888"/>' % (x, y, _WIDTH, _HEIGHT, _COLOURS[row]))
-        parts.append(_text(x + _WIDTH / 2, y + 26, "%s: %d nodes" % (row.lower(), count), 14, "normal"))
+        parts.append(_text(x + _WIDTH / 2, y + 26, "%s: %d nodes" % (row.lower(), amount), 14, "normal"))
         parts.append(_text(x + _WIDTH / 2, y + 46, common, 10, "normal"))
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
@@ -65,7 +65,8 @@ def _top(row: int) -> int:
 def _head(width: int, height: int) -> str:
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif">'
-        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#666"/></marker></defs>'
+        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
+        '<path d="M0,0 L8,4 L0,8 z" fill="#666"/></marker></defs>'
         '<rect width="100%%" height="100%%" fill="white"/>'
     ) % (width, height)
 

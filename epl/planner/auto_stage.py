@@ -12,7 +12,6 @@ from epl.ir import attrs as A
 from epl.planner.partition import partition_stages
 from epl.utils import constant
 
-
 POLICIES = (constant.AUTO_STAGE_POLICY_BALANCE_OP_NUM, constant.AUTO_STAGE_POLICY_REPEATED_LAYERS)
 
 _WINDOW = 8

@@ -67,7 +67,9 @@ def traits_of(whole: Program, signature: Signature) -> Traits:
     return Traits(trains, trains or merged or updates, tuple(sorted(records)))
 
 
-def compile_program(whole: Program, signature: Signature, traits: Traits, plan: Plan, task: Task, instruments: Sequence[Instrument] = ()) -> Executable:
+def compile_program(
+    whole: Program, signature: Signature, traits: Traits, plan: Plan, task: Task, instruments: Sequence[Instrument] = ()
+) -> Executable:
     """Run the passes.
 
     Args:

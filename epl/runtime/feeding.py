@@ -60,7 +60,11 @@ def check(spec: FeedSpec, array: np.ndarray, mode: str, parts: int) -> None:
             wanted = (wanted[0] * parts,) + wanted[1:]
         fits = len(wanted) == array.ndim and all(w is None or w == d for w, d in zip(wanted, array.shape))
         if not fits:
-            note = " (%d times the placeholder's %d rows, for %d replicas x micro-batches)" % (parts, shape[0] or 0, parts) if divided and shape[0] else ""
+            note = (
+                " (%d times the placeholder's %d rows, for %d replicas x micro-batches)" % (parts, shape[0] or 0, parts)
+                if divided and shape[0]
+                else ""
+            )
             raise FeedError("Cannot feed a value of shape %s for placeholder '%s', which needs %s%s" % (array.shape, spec.name, _text(wanted), note))
     if divided and array.shape[0] % parts:
         raise FeedError(
@@ -68,7 +72,9 @@ def check(spec: FeedSpec, array: np.ndarray, mode: str, parts: int) -> None:
             % (array.shape[0], spec.name, parts, parts)
         )
     if divided and array.shape[0] == 0:
-        raise FeedError("An empty batch is fed to '%s'; a training step needs at least one row for each of %d replicas x micro-batches" % (spec.name, parts))
+        raise FeedError(
+            "An empty batch is fed to '%s'; a training step needs at least one row for each of %d replicas x micro-batches" % (spec.name, parts)
+        )
 
 
 def _text(shape: Sequence[Optional[int]]) -> str:

@@ -18,7 +18,7 @@ def make_plan(graph: Any) -> Plan:
     env = Env.get()
     config, cluster = env.config, env.cluster
     config.check_program_options()
-    taskgraphs = [t for t in graph.taskgraphs]
+    taskgraphs = list(graph.taskgraphs)
     counts = [t.device_count or 1 for t in taskgraphs]
     _refuse_unsupported(taskgraphs, config, cluster)
     stages = len(taskgraphs) if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate else 1

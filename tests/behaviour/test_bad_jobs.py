@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.ranks
 
-SCRIPT = '''
+SCRIPT = """
 import os, sys, time
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -57,7 +57,7 @@ for step in range(3):
         sys.exit(0)
     session.run(fetches, feed)
 print("finished", flush=True)
-'''
+"""
 
 CASES = {
     "other_graph": "the first difference is node",
@@ -86,7 +86,7 @@ def run_job(tmp_path, case, hide_horovod=False):
         env["PYTHONPATH"] = "%s:%s" % (tmp_path, root)
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-np", "2", sys.executable, str(path), case]
     start = time.time()
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=120)
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     return done.returncode, done.stdout, time.time() - start
 
 

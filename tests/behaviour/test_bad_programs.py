@@ -281,8 +281,16 @@ def uninitialised():
 
 
 MISTAKES = [
-    (not_divisible, errors.FeedError, "The 6 rows fed to 'x:0' can't be divided evenly over 4 replicas x micro-batches of this process; feed a multiple of 4 rows"),
-    (static_batch_wrong, errors.FeedError, "Cannot feed a value of shape (6, 2) for placeholder 'x:0', which needs (8, 2) (2 times the placeholder's 4 rows"),
+    (
+        not_divisible,
+        errors.FeedError,
+        "The 6 rows fed to 'x:0' can't be divided evenly over 4 replicas x micro-batches of this process; feed a multiple of 4 rows",
+    ),
+    (
+        static_batch_wrong,
+        errors.FeedError,
+        "Cannot feed a value of shape (6, 2) for placeholder 'x:0', which needs (8, 2) (2 times the placeholder's 4 rows",
+    ),
     (empty_batch, errors.FeedError, "An empty batch is fed to 'x:0'"),
     (wrong_columns, errors.FeedError, "Cannot feed a value of shape (4, 3) for placeholder 'x:0', which needs (?, 2)"),
     (wrong_rank, errors.FeedError, "Cannot feed a value of shape (4,) for placeholder 'x:0', which needs (?, 2)"),
@@ -307,7 +315,11 @@ MISTAKES = [
     (too_few_devices, errors.ClusterError, "but the cluster has only 1"),
     (unknown_collection, errors.AnnotationError, "unknown key 'global_avg_objects'; expected one of global_concat_objects"),
     (two_collections, errors.AnnotationError, "Tensor 'loss:0' is in the collection 'global_mean_objects' already"),
-    (mean_of_integers, errors.ProgramError, "Tensor 'count' of type int32 can't be averaged; put it in a sum or concat collection, or cast it to float"),
+    (
+        mean_of_integers,
+        errors.ProgramError,
+        "Tensor 'count' of type int32 can't be averaged; put it in a sum or concat collection, or cast it to float",
+    ),
     (sum_of_strings, errors.ProgramError, "Tensor 'text' of type string can't be merged over replicas"),
     (random_choice_steers_update, errors.ProgramError, "Node 'lucky' of type 'RandomUniformInt' depends on the batch and steers the update"),
     (init_with_text, errors.ConfigError, "epl.init takes an epl.Config, got 'two devices'"),

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.ranks
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TIMEOUT = 10
 
-SCRIPT = """
+SCRIPT = (
+    """
 import json, os, sys, time
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -36,7 +37,9 @@ with tf.train.MonitoredTrainingSession(checkpoint_dir=folder, save_checkpoint_st
     end = time.time() + 60
     while time.time() < end:
         session.run(train)
-""" % TIMEOUT
+"""
+    % TIMEOUT
+)
 
 
 def free_ports(count):

@@ -78,7 +78,9 @@ def _fused(original: Callable[..., Any]) -> Callable[..., Any]:
     return fused_batch_norm
 
 
-def _normalise(x: Any, scale: Any, offset: Any, mean: Any, variance: Any, epsilon: float, data_format: str, name: str, factor: Optional[float]) -> Any:
+def _normalise(
+    x: Any, scale: Any, offset: Any, mean: Any, variance: Any, epsilon: float, data_format: str, name: str, factor: Optional[float]
+) -> Any:
     """What the fused op computes, from the moments of all replicas: (y, running mean, running unbiased variance)."""
     with tf.name_scope(name):
         x = tf.convert_to_tensor(x)
