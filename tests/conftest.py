@@ -41,15 +41,22 @@ def requests_of(item):
 @pytest.fixture(scope="session")
 def pool(request):
     """The cases of all tests that run in this session; jobs start when a result is first asked for."""
-    reporter = request.config.pluginmanager.getplugin("terminalreporter")
+    reporter, capture = (request.config.pluginmanager.getplugin(name) for name in ("terminalreporter", "capturemanager"))
+
+    def log(text):
+        if reporter and request.config.option.verbose > 0:
+            with capture.global_and_fixture_disabled():
+                reporter.write_line("    " + text)
+
     missing = ranks_are_possible()
-    cases = Pool(log=lambda text: reporter and request.config.option.verbose > 0 and reporter.write_line("    " + text))
+    cases = Pool(log=log)
     for item in request.session.items:
         for one in requests_of(item):
             if not (missing and one.processes > 1):
                 cases.add(one)
     yield cases
     cases.close()
+    assert not cases.problems, "jobs did not end cleanly after all their cases:\n%s" % "\n".join(cases.problems)
 
 
 @pytest.fixture

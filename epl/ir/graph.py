@@ -215,7 +215,7 @@ class Graph:
         """The operations of the graph and of its training program (`epl.ir.views.Views`)."""
         from epl.ir.views import Views
 
-        if self._views is None or self._views.version != self.tf_graph.version:
+        if self._views is None or self._views.version != Views.version_of(self):
             self._views = Views(self)
         return self._views
 

@@ -2,7 +2,7 @@
 
 from typing import Dict, List, Optional, Sequence
 
-_Tree = Dict[str, "_Tree"]  # type: ignore[misc]
+_Tree = Dict[str, "_Tree"]
 
 
 def scope_lines(names: Sequence[str], max_depth: Optional[int] = None) -> List[str]:

@@ -18,7 +18,6 @@ from epl.ir.operation import ControlFlowContext, Operation, TensorView
 from epl.ir.phase import ModelPhase
 from epl.ir.program import DIVIDE, SAME, Node, Program
 from epl.ir.scope_text import scope_lines
-from epl.ir.tags import inner_records, tags_of
 from epl.utils import common
 
 _Key = Tuple[int, Optional[str], int, int]
@@ -54,8 +53,13 @@ class Views:
 
     def __init__(self, graph: Any):
         self.graph = graph
-        self.version = graph.tf_graph.version
+        self.version = self.version_of(graph)
         self._cache: Dict[str, Any] = {}
+
+    @staticmethod
+    def version_of(graph: Any) -> Tuple[int, int]:
+        """What changes when an annotated graph grows."""
+        return graph.tf_graph.version, graph.num_stages
 
     # The two programs.
 
@@ -144,13 +148,14 @@ class Views:
 
         whole = self.whole
         step = Classify()(extract(whole, self._targets(), (), ()), Task(Plan(), parallel=False)).nodes
-        inner = inner_records(whole, tags_of(whole, A.RAW_GRADIENT))
+        # Other gradient calls are part of a loss (gradient penalties).
+        calls = {tag.record for tag in whole.raw_gradients.values()}
         phases: Dict[str, Optional[str]] = {}
         for name, node in whole.nodes.items():
             call = node.int_attr(A.BACKWARD)
             if node.attr(A.UPDATE) is not None or name in self._late or (name in step and step[name].phase == ModelPhase.APPLY):
                 phases[name] = ModelPhase.APPLY
-            elif call is not None and call not in inner:
+            elif call in calls:
                 phases[name] = ModelPhase.BACKWARD
             elif name in step:
                 phases[name] = step[name].phase
@@ -318,7 +323,7 @@ class Views:
             for replica, number in enumerate(taskgraph.virtual_device.local_replicas):
                 where = "Taskgraph %d replica %d [Device: %s]" % (taskgraph.index, replica, taskgraph.virtual_device.get_device(number))
                 shown = self.operations_of(taskgraph.index).forward_operations(replica, 0)
-                names = [op.name for op in shown if op._node.inputs and (not prefix_list or any(p in op.name for p in prefix_list))]
+                names = [op.name for op in shown if op.inputs and (not prefix_list or any(p in op.name for p in prefix_list))]
                 depth = None if max_depth is None else max_depth + (replica > 0)
                 blocks.append("\n".join(["======= Begin %s =======" % where] + scope_lines(names, depth) + ["======= End %s =======" % where]))
         return "\n\n".join(blocks)

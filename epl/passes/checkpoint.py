@@ -1,14 +1,32 @@
-"""Checkpoint: the chief alone writes files."""
+"""Checkpoint: the chief alone writes checkpoints and event files."""
 
 from epl.ir.program import Program
 from epl.passes.base import Pass
 from epl.planner.plan import Task
 
-WRITES = frozenset(("SaveV2", "Save", "SaveSlices", "MergeV2Checkpoints"))
+WRITES = frozenset(
+    (
+        "SaveV2",
+        "Save",
+        "SaveSlices",
+        "MergeV2Checkpoints",
+        "CreateSummaryFileWriter",
+        "CloseSummaryWriter",
+        "FlushSummaryWriter",
+        "ImportEvent",
+        "WriteSummary",
+        "WriteScalarSummary",
+        "WriteHistogramSummary",
+        "WriteImageSummary",
+        "WriteAudioSummary",
+        "WriteGraphSummary",
+        "WriteRawProtoSummary",
+    )
+)
 
 
 class Checkpoint(Pass):
-    """Take the writing of checkpoints out of the programs of all ranks but the chief."""
+    """Take what writes checkpoints and events out of the programs of all ranks but the chief."""
 
     name = "checkpoint"
 

@@ -344,9 +344,8 @@ class _Cloner:
         if name not in self.extra:
             self.extra[name] = node  # guards against a cycle; replaced below
             inputs = [self._input(node, r, replica, None) for r in node.inputs]
-            self.extra[name] = node.replace(
-                name=name, inputs=inputs, controls=self._controls(node, replica, None), device=self._device(node, replica), replica=replica, phase=APPLY
-            )
+            controls, device = self._controls(node, replica, None), self._device(node, replica)
+            self.extra[name] = node.replace(name=name, inputs=inputs, controls=controls, device=device, replica=replica, phase=APPLY)
         return name, index
 
     def _fetch(self, ref: Ref) -> Ref:

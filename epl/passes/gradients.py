@@ -58,6 +58,7 @@ class _Lowering:
         self.weights = weighted(program, task)
         self.gate = [program.agreement.gate] if program.agreement and program.agreement.gate else []
         self.factor = self._factor()
+        self.travels = task.ranks > 1 and task.part in (WHOLE, LAST)
         self.divisor: Optional[Ref] = self._divisor()
 
     def run(self) -> Program:
@@ -181,9 +182,7 @@ class _Lowering:
     # Over ranks.
 
     def _across(self, dense: List[Dense]) -> List[Ref]:
-        if self.task.part in (FIRST, MIDDLE):
-            return [item.value for item in dense]
-        if self.task.ranks == 1:
+        if not self.travels:
             return [self._scaled(item.node, item.value, item.dtype, self.factor) for item in dense]
         values = all_reduce(self.build, dense, self.task.plan, self.factor, self.gate)
         return [self._scaled(item.node, value, item.dtype, 1.0) for item, value in zip(dense, values)]
@@ -203,20 +202,18 @@ class _Lowering:
         dtype = op_table.dtype_of(self.program, *values.inputs[0])
         itype = op_table.dtype_of(self.program, *indices.inputs[0])
         name = values.name
-        rows = self.build.concat(name + "/rows", self._weighed(values, dtype), dtype)
-        ids = self.build.concat(name + "/ids", indices.inputs, itype)
-        mergeable = self._mergeable(values, indices)
-        if mergeable and self.task.ranks > 1:
+        rows = self._kept(name, "rows", self.build.concat(name + "/rows", self._weighed(values, dtype), dtype), dtype)
+        ids = self._kept(name, "ids", self.build.concat(name + "/ids", indices.inputs, itype), itype)
+        # What consumers do with the rows is known in the last run of a step only.
+        if self.travels and self._mergeable(values, indices):
+            vocabulary = self._vocabulary(values)
+            if self.task.plan.sparse_as_dense and vocabulary:
+                table, ids = self._as_dense(values, rows, ids, dtype, itype, vocabulary)
+                self._finish(indices.name, ids)
+                return [table]
             rows, ids = self._merge_rows(name, rows, ids, dtype, itype)
-        vocabulary = self._vocabulary(values)
-        if mergeable and vocabulary and self.task.plan.sparse_as_dense:
-            table, ids = self._as_dense(values, rows, ids, dtype, itype, vocabulary)
-            self._finish(indices.name, ids)
-            return [table]
-        rows = self._gathered(name, "rows", rows, dtype)
-        ids = self._gathered(name, "ids", ids, itype)
-        self._finish(values.name, self._scaled(name, rows, dtype, self.factor))
-        self._finish(indices.name, ids)
+        self._finish(values.name, self._scaled(name, self._gathered(name, "rows", rows, dtype), dtype, self.factor))
+        self._finish(indices.name, self._gathered(name, "ids", ids, itype))
         return []
 
     def _half(self, node: Node) -> None:
@@ -224,7 +221,7 @@ class _Lowering:
         dtype = op_table.dtype_of(self.program, *node.inputs[0])
         values = node.info["tag"].component == "values"
         rows = self.build.concat(node.name + "/rows", self._weighed(node, dtype) if values else node.inputs, dtype)
-        rows = self._gathered(node.name, "rows", rows, dtype)
+        rows = self._gathered(node.name, "rows", self._kept(node.name, "rows", rows, dtype), dtype)
         self._finish(node.name, self._scaled(node.name, rows, dtype, self.factor) if values else rows)
 
     def _mergeable(self, values: Node, indices: Node) -> bool:
@@ -271,23 +268,28 @@ class _Lowering:
             Tindices=A.of_type(itype),
             Tnumsegments=A.of_type(DT_INT32),
         )
-        table = self._accumulated(name, table, dtype, None)
         zero, one = build.const(name + "/from", 0, itype), build.const(name + "/step", 1, itype)
         every = build.op("Range", name + "/every", [zero, build.const(name + "/to", vocabulary, itype), one], Tidx=A.of_type(itype))
         return Dense(name, table, dtype, self._bytes(values, dtype, vocabulary), values.info["tag"].record), every
 
-    def _gathered(self, name: str, label: str, value: Ref, dtype: int) -> Ref:
-        """Rows of several runs, kept one after the other, and in the last run of all ranks."""
+    def _kept(self, name: str, label: str, value: Ref, dtype: int) -> Ref:
+        """Keep the rows of a run that accumulates; in the last run of a step those of the earlier ones come first."""
         part = self.task.part
-        if part != WHOLE:
-            full = "%s%s/%s" % (ACCUMULATOR, name, label)
-            build = self.build.at(self.task.host)
-            handle = build.variable(full, dtype)
-            if part != FIRST:
-                earlier = build.read(full + "/read", handle, dtype)
-                value = build.concat(full + "/joined", [earlier, value], dtype)
-            if part != LAST:
-                self.effects.append(build.assign(full + "/keep", handle, value, dtype, self.gate))
-        if self.task.ranks > 1 and part in (WHOLE, LAST):
-            value = self.build.op("EplAllGather", "%s/all_%s" % (name, label), [value], self.gate, info={"dtype": dtype})
+        if part == WHOLE:
+            return value
+        full = "%s%s/%s" % (ACCUMULATOR, name, label)
+        build = self.build.at(self.task.host)
+        handle = build.variable(full, dtype)
+        joined = value
+        if part != FIRST:
+            joined = build.concat(full + "/joined", [build.read(full + "/read", handle, dtype), value], dtype)
+        if part == LAST:
+            return joined
+        self.effects.append(build.assign(full + "/keep", handle, joined, dtype, self.gate))
         return value
+
+    def _gathered(self, name: str, label: str, value: Ref, dtype: int) -> Ref:
+        """The rows of all ranks."""
+        if not self.travels:
+            return value
+        return self.build.op("EplAllGather", "%s/all_%s" % (name, label), [value], self.gate, info={"dtype": dtype})

@@ -8,7 +8,8 @@ gets a value, computed from this run's own gradients and the unchanged variables
 from typing import Dict, List, Set
 
 from epl.ir import op_table
-from epl.ir.program import APPLY, Node, Program, Ref
+from epl.ir.effectless import Effectless
+from epl.ir.program import APPLY, Program, Ref
 from epl.passes.base import Pass
 from epl.passes.clone import AGGREGATE
 from epl.planner.plan import FIRST, MIDDLE, Task
@@ -27,7 +28,10 @@ class Partial(Pass):
         if task.part not in (FIRST, MIDDLE):
             return program
         nodes = dict(program.nodes)
-        removed = {n.name for n in program.nodes.values() if n.phase == APPLY and n.op != AGGREGATE and self._effect(program, n)}
+        writers = [n for n in program.nodes.values() if n.phase == APPLY and n.op != AGGREGATE and op_table.writes(program, n)]
+        removed = {n.name for n in writers if not op_table.is_call(program, n)}
+        calls = Effectless(program)
+        changed = {n.name: calls.call(n) for n in writers if n.name not in removed}
         targets: Dict[str, None] = {}
         for target in program.targets:
             if program.nodes[target].phase == APPLY:
@@ -37,6 +41,7 @@ class Partial(Pass):
         for name, node in program.nodes.items():
             if name in removed:
                 continue
+            node = changed.get(name, node)
             inputs = [self._unchanged(program, removed, ref) for ref in node.inputs]
             if node.phase == APPLY or removed.intersection(node.controls):
                 controls = [c for c in node.controls if c not in removed]
@@ -45,12 +50,9 @@ class Partial(Pass):
         for name in removed:
             del nodes[name]
         aggregates = [n.name for n in program.nodes.values() if n.op == AGGREGATE]
-        result = program.replace(nodes=nodes, targets=list(targets) + aggregates, fetches=fetches)
+        library = calls.library if changed else program.library
+        result = program.replace(nodes=nodes, targets=list(targets) + aggregates, fetches=fetches, library=library)
         return result.pruned()
-
-    @staticmethod
-    def _effect(program: Program, node: Node) -> bool:
-        return op_table.writes(program, node)
 
     @staticmethod
     def _unchanged(program: Program, removed: Set[str], ref: Ref) -> Ref:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 from epl.env import Env
 from epl.ir import op_table
@@ -45,6 +45,7 @@ class Executable(NamedTuple):
     """A compiled program.
 
     written: variables that a run initialises or assigns outside training.
+    variables: the user's variables in it.
     collective: it talks to other ranks. draws: it takes elements of inputs.
     """
 
@@ -52,6 +53,7 @@ class Executable(NamedTuple):
     task: Task
     lines: List[Line]
     written: Tuple[str, ...]
+    variables: FrozenSet[str]
     collective: bool
     draws: bool
 
@@ -98,7 +100,8 @@ def compile_program(
         written = tuple(v for v in names if v in whole.nodes)
     kinds = {n.op for n in program.nodes.values()}
     collective = any(k.startswith("Horovod") for k in kinds)
-    return Executable(program, task, lines, written, collective, bool(kinds & op_table.DRAWS))
+    variables = frozenset(n.origin for n in program.nodes.values() if n.op in op_table.VARIABLES and n.origin)
+    return Executable(program, task, lines, written, variables, collective, bool(kinds & op_table.DRAWS))
 
 
 def environment_task(rank: int, devices: Tuple[str, ...], stages: Tuple[Tuple[str, ...], ...], plan: Plan) -> Task:

@@ -58,6 +58,10 @@ def slice_files(
     return dealt[worker_index]
 
 
+fetch_slice_objects_proportion_to_local_num_replicas = slice_files
+"""The original's name."""
+
+
 def _dealt(files: Sequence[str], shares: Sequence[int], worker: int) -> List[str]:
     begin = sum(shares[:worker])
     return [f for i, f in enumerate(files) if begin <= i % sum(shares) < begin + shares[worker]]

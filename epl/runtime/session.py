@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -236,9 +236,14 @@ class RankSession:
         task = ready.executable.task
         if task.plan.ranks > 1:
             self._connect()
-        if self.plan.replicas > 1 and (self._dirty or not self._synchronized):
-            # The first time in any case: a rank may have left all initialisation to rank 0.
-            self.synchronize()
+        if self.plan.replicas > 1:
+            used = ready.executable.variables
+            if not self._synchronized:
+                # The first time in any case: a rank may have left all initialisation to rank 0.
+                self.synchronize()
+            elif not used.isdisjoint(self._dirty):
+                # Not what only an evaluation on this rank has written, its metrics for example.
+                self.synchronize(used)
         key = task.key
         if ready.executable.collective and key not in self._agreed:
             refuse_other_programs(Env.get().control, ready.executable)
@@ -250,17 +255,22 @@ class RankSession:
 
             connect_job(Env.get().config)
 
-    def synchronize(self) -> None:
-        """Make all replicas equal to the first one of the job in what was written outside training."""
+    def synchronize(self, among: Optional[FrozenSet[str]] = None) -> None:
+        """Make all replicas equal to the first one of the job in what was written outside training.
+
+        Args:
+          among: the variables to look at; None for all.
+        """
         with self._step_lock:
-            variables = sorted(self._dirty)
+            variables = sorted(v for v in self._dirty if among is None or v in among)
             if self.plan.ranks > 1:
                 self._connect()
                 variables = Env.get().control.agree("synchronize", {"variables": variables})[0]["variables"]
             if variables:
                 task = self._task()
                 name = "sync" + hashlib.sha1("|".join(variables).encode()).hexdigest()[:10]
-                program = sync_program(self._index.whole(), variables, Task(plan=task.plan, rank=task.rank, devices=task.devices, stages=task.stages, key=name))
+                job = Task(plan=task.plan, rank=task.rank, devices=task.devices, stages=task.stages, key=name)
+                program = sync_program(self._index.whole(), variables, job)
                 if program.targets:
                     loaded = self.store.load(program, name)
                     control = Env.get().control
@@ -271,7 +281,7 @@ class RankSession:
                     finally:
                         if control is not None:
                             control.leave()
-            self._dirty.clear()
+            self._dirty = {v: None for v in self._dirty if among is not None and v not in among}
             self._synchronized = True
 
     # Compiling.

@@ -49,6 +49,7 @@ class Store:
             env.building_store = False
         self._writer = compat.GraphWriter(self.graph)
         self._written: Dict[str, Written] = {}
+        self._scopes: Set[str] = set()
         self._functions: Set[str] = set()
         self._lock = threading.RLock()
 
@@ -76,15 +77,16 @@ class Store:
         order = program.topological()
         forced: Set[str] = set()
         while True:
-            names: Dict[str, str] = {n.name: n.name for n in order if n.op in LOOP_BACK}
+            names: Dict[str, str] = {n.name: self._free(n.name) for n in order if n.op in LOOP_BACK}
             fresh: List[Node] = []
             for node in order:
-                known = self._written.get(node.name)
+                own = self._free(node.name)
+                known = self._written.get(own)
                 if known is None:
-                    names[node.name] = node.name
+                    names[node.name] = own
                     fresh.append(node)
                 elif node.name not in forced and self._same(node, known, names):
-                    names[node.name] = node.name
+                    names[node.name] = own
                 else:
                     name, there = self._suffixed(node, key, names)
                     names[node.name] = name
@@ -94,11 +96,18 @@ class Store:
             moved = {
                 n.name
                 for n in order
-                if n.name in self._written and n.name not in forced and names[n.name] == n.name and self._back_moved(n, program, names)
+                if self._free(n.name) in self._written
+                and n.name not in forced
+                and names[n.name] == self._free(n.name)
+                and self._back_moved(n, program, names)
             }
             if not moved:
                 return names, fresh
             forced |= moved
+
+    def _free(self, name: str) -> str:
+        """The name under which a node stands or can stand: TensorFlow adds no node that is called like a scope that is there."""
+        return name + "/epl_node" if name in self._scopes and name not in self._written else name
 
     def _suffixed(self, node: Node, key: str, names: Dict[str, str]) -> Tuple[str, bool]:
         """The name of a node that differs from its namesake, and whether that very node is there already."""
@@ -113,9 +122,8 @@ class Store:
             name = "%s/epl_%s_%d" % (node.name, key, count)
         return name, False
 
-    @staticmethod
-    def _back_moved(node: Node, program: Program, names: Dict[str, str]) -> bool:
-        return any(program.nodes[s].op in LOOP_BACK and names[s] != s for s, _ in node.inputs)
+    def _back_moved(self, node: Node, program: Program, names: Dict[str, str]) -> bool:
+        return any(program.nodes[s].op in LOOP_BACK and names[s] != self._free(s) for s, _ in node.inputs)
 
     @staticmethod
     def _same(node: Node, known: Written, names: Dict[str, str]) -> bool:
@@ -155,6 +163,11 @@ class Store:
             self._writer.write(graph, list(tensors), list(controls))
             self._functions |= known
             self._written.update(written)
+            for name in written:
+                scope = name.rpartition("/")[0]
+                while scope and scope not in self._scopes:
+                    self._scopes.add(scope)
+                    scope = scope.rpartition("/")[0]
 
 
 def _same_attrs(node: Node, other: Node) -> bool:

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from tests.equivalence.scripts import X, regression, scalar
 from tests.harness.context import variables
 from tests.harness.parametrize import cases
-from tests.harness.pool import request
+from tests.harness.pool import CaseFailed, request
 
 W = {1: 0.1, 2: 0.19989696, 3: 0.29961747}
 """The weight of `regression` with Adam after so many steps on `X`."""
@@ -106,6 +106,27 @@ def test_ranks_other_than_0_need_no_folder(outcome):
     for rank in outcome.ranks:
         assert rank["steps"] == [1, 2, 3] and rank["w"] == pytest.approx(W[2], rel=1e-5)
     assert outcome.ranks[0]["kept"] == [0, 2, 3]
+
+
+def newer_summaries(run):
+    """Summaries of the newer API, whose writer is a resource of the graph."""
+    mine = run.path("of rank %d" % run.rank)
+    with run.program():
+        w, loss, train, step = drawn(run)
+        writer = tf.compat.v2.summary.create_file_writer(mine)
+        with writer.as_default():
+            tf.compat.v2.summary.scalar("loss", loss, step=step)
+        with run.session() as session:
+            session.run(writer.init())
+            for _ in range(3):
+                session.run([train, tf.summary.all_v2_summary_ops()])
+            session.run(writer.flush())
+    return len(glob.glob(os.path.join(mine, "events*")))
+
+
+@cases(newer_summaries, "2x1")
+def test_newer_summaries_are_written_by_rank_0(outcome):
+    assert outcome.ranks == [1, 0]
 
 
 def last_checkpoints(run):
@@ -391,6 +412,26 @@ def test_fed_ranks_stop_together(outcome):
     assert outcome.ranks == [pytest.approx(W[3], rel=1e-5)] * 2
 
 
+def one_stops_fed(run):
+    """Fed steps, which one rank leaves alone."""
+    with run.program():
+        x, _, _, train, _ = regression(run)
+        with tf.train.MonitoredSession(hooks=[StopAlone(run.rank == 1, "hook")]) as session:
+            while not session.should_stop():
+                session.run(train, {x: run.local(X)})
+
+
+@pytest.mark.ranks
+def test_when_one_fed_rank_stops_the_job_fails(pool):
+    started = time.time()
+    with pytest.raises(CaseFailed) as caught:
+        pool.outcome(request(one_stops_fed, "2x1", isolated=True))
+    from epl.runtime.lockstep import END  # plain cases of other files import this one, and must not import EPL
+
+    assert END in str(caught.value) and "DivergenceError" in str(caught.value)
+    assert time.time() - started < 60
+
+
 def unequal_data(run):
     """Rank 1 has data for two steps only."""
     with run.program():
@@ -487,7 +528,8 @@ def temporary_folder(run):
             del os.environ["TF_CONFIG"]
         model.train(inputs(run, True), steps=2)
         metrics = model.evaluate(inputs(run, False))
-        model.train(inputs(run, True), steps=1)
+        in_memory = tf.estimator.experimental.InMemoryEvaluatorHook(model, inputs(run, False), every_n_iter=1)
+        model.train(inputs(run, True), hooks=[in_memory], steps=1)
         predictions = [float(p["y"]) for p in model.predict(lambda: tf.data.Dataset.from_tensors(np.float32([2])))]
         path = model.export_saved_model(
             run.path("export"), lambda: tf.estimator.export.TensorServingInputReceiver(tf.placeholder(tf.float32, [None], "x"), {})

@@ -32,7 +32,7 @@ def losses(gpus, groups):
     x = tf.constant(rng.rand(EXPERTS, GROUPS, CAPACITY, MODEL).astype(np.float32))
     combine = tf.constant(rng.rand(GROUPS, SIZE, EXPERTS, CAPACITY).astype(np.float32))
     loss = tf.reduce_mean(tf.square(Experts(name="experts")(x, combine)))
-    train = tf.train.AdamOptimizer(0.01).minimize(loss, global_step=tf.train.get_or_create_global_step())
+    train = tf.train.AdamOptimizer(0.001).minimize(loss, global_step=tf.train.get_or_create_global_step())
     return [float(values[0]) for values in run([loss, train], 5)]
 
 

@@ -77,7 +77,7 @@ def test_values_equal_one_device(gpus):
     """Two replicas with two micro-batches of 2 train like one device with batches of 8."""
     del gpus
     values = {}
-    for stages, batch in ((1, 8), (2, 2)):
+    for stages in (1, 2):
         epl.init(epl.Config({"cluster.devices_per_worker": 4 if stages == 2 else 1, "pipeline.num_micro_batch": 2 if stages == 2 else 1}))
         x = tf.placeholder(tf.float32, [None, TIME, WIDTH])
         with epl.replicate(1):

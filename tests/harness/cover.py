@@ -22,14 +22,15 @@ AXES: Dict[str, Tuple] = {
     "variables": ("resource", "ref"),
     "merged": (True, False),
 }
+FULL_OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 TRIES = 60
 
 Pair = Tuple[Tuple[str, object], Tuple[str, object]]
 
 
 def full_matrix() -> Iterator[Case]:
-    """Every model, optimizer, layout and input, in the plain style of annotation and session."""
-    for model, optimizer, spread, micro, source in itertools.product(*(AXES[axis] for axis in ("model", "optimizer", "spread", "micro", "input"))):
+    """Every model, optimizer of TensorFlow, layout and input, in the plain style of annotation and session."""
+    for model, optimizer, spread, micro, source in itertools.product(MODELS, FULL_OPTIMIZERS, SPREADS, MICRO_BATCHES, AXES["input"]):
         yield Case(model, optimizer, Layout.parse(spread + micro), source)
 
 

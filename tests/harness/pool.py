@@ -186,7 +186,7 @@ class Pool:
         started = time.time()
         ended = self._execute(folder, cases[0].processes, max(case.timeout for case in cases))
         left = self._collect(folder, cases, ended)
-        if ended and not any(report["status"] == "did not finish" for case in cases for report in self._results.get(case.id, [])):
+        if ended and not cases[0].isolated and not any(_stopped(self._results.get(case.id, [])) for case in cases):
             self.problems.append("%s ended with %s:\n%s" % (cases[0].group, ended, _tail(folder / "output")))
         self._log("%s: %d cases in %.0f s, %s" % (cases[0].group, len(cases) - len(left), time.time() - started, ended or "all done"))
         return left
@@ -235,6 +235,11 @@ class Pool:
         for case in cases:
             self._give_up(case, "not run", "its job did not even start: %s\n%s" % (ended, _tail(folder / "output")))
         return []
+
+
+def _stopped(reports: List[Dict[str, Any]]) -> bool:
+    """True when a case, or a broken start, explains how its job ended."""
+    return any(report["status"] in ("did not finish", "not run") for report in reports)
 
 
 def environment() -> Dict[str, str]:

@@ -61,7 +61,7 @@ class Shapes:
     """Static shapes as TensorFlow infers them; computed when first asked for."""
 
     def __init__(self, graph_def):
-        self._graph_def = graph_def
+        self._graph_def = graph_pb2.GraphDef.FromString(graph_def.SerializeToString())  # the import changes what it is given
         self._graph = None
 
     def __call__(self, ref):

@@ -3,9 +3,10 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 
-from epl.planner.partition import fusion_groups, partition_buckets, partition_stages
+from epl.planner.partition import estimate_split_num_for_comm, fusion_groups, partition_buckets, partition_stages
 
 MIB = 1 << 20
 
@@ -123,3 +124,9 @@ def test_fusion_groups(tensors, keywords, expected):
 def test_bad_group_size():
     with pytest.raises(ValueError, match="group_bytes must be at least 1, not 0"):
         fusion_groups([], group_bytes=0)
+
+
+@pytest.mark.parametrize("shapes, expected", [([], 1), ([(3,)], 1), ([(9, MIB), (MIB,)], 2), ([(), (0,)], 1)])
+def test_groups_of_tensors(shapes, expected):
+    arrays = [np.broadcast_to(np.float32(0), shape) for shape in shapes]
+    assert estimate_split_num_for_comm(arrays) == expected
