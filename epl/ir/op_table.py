@@ -65,8 +65,10 @@ SHARED_WRITES = frozenset(
 """Ops that set up a host resource; they run once per process."""
 
 SUMMARIES = frozenset(
-    "ScalarSummary HistogramSummary ImageSummary AudioSummary AudioSummaryV2 TensorSummary TensorSummaryV2 MergeSummary".split()
+    "ScalarSummary HistogramSummary ImageSummary AudioSummary AudioSummaryV2 TensorSummary TensorSummaryV2 MergeSummary "
+    "WriteSummary WriteScalarSummary WriteHistogramSummary WriteImageSummary WriteAudioSummary WriteRawProtoSummary".split()
 )
+"""Ops that make or write summaries: they exist once per process, whatever the number of replicas."""
 
 OWN_NAMES = {"Enter": "frame_name", "RefEnter": "frame_name", "TemporaryVariable": "var_name", "DestroyTemporaryVariable": "var_name"}
 """Attributes by which nodes of one run find each other; clones need names of their own."""

@@ -2,6 +2,7 @@
 
 from epl.ir.program import Program
 from epl.passes.base import Pass
+from epl.passes.communicate import COLLECTIVES
 from epl.planner.plan import Task
 
 WRITES = frozenset(
@@ -38,4 +39,6 @@ class Checkpoint(Pass):
             if node.op in WRITES:
                 node = node.replace(op="NoOp", proto=None, inputs=(), attrs={})
             nodes[name] = node
-        return program.replace(nodes=nodes).pruned()
+        # The chief takes part in collectives whose results only it writes; so must all.
+        collectives = tuple(n.name for n in nodes.values() if n.op in COLLECTIVES)
+        return program.replace(nodes=nodes, targets=program.targets + collectives).pruned()

@@ -94,6 +94,30 @@ def test_row_87_positional_global_step(outcome):
         assert w[-1] == pytest.approx(0.0396, **TOLERANCE) and step[-1] == 2
 
 
+def own_step(run):
+    """As in BERT's script, the global step is assigned beside the updates, no gradient leads to it: [rate, step, w] per step."""
+    with run.program():
+        x = tf.placeholder(tf.float32, [None])
+        w = scalar("w", 0)
+        loss = tf.reduce_mean(tf.square(w * x - 3.0 * x))
+        step = tf.train.get_or_create_global_step()
+        rate = tf.train.polynomial_decay(0.01, step, 10, 0.0)
+        train = tf.train.GradientDescentOptimizer(rate).apply_gradients(zip(tf.gradients(loss, [w]), [w]))
+        train = tf.group(train, step.assign(step + 1))
+        seen = []
+        with run.session() as session:
+            for _ in range(2):
+                rates = [values[0] for values in run.step(session, [rate, train], {x: X})]
+                seen.append([float(value) for value in [rates[-1]] + session.run([step, w])])
+        return seen
+
+
+@cases(own_step, "1x1", "1x2", "2x1", "1x1-m2", "2x1-m2", "1x1-m2run", "2x1-m2run")
+def test_row_52_a_step_that_the_script_assigns(outcome):
+    for seen in outcome.ranks:
+        assert np.ravel(seen) == pytest.approx([0.01, 1, 0.45, 0.009, 2, 0.7942500], **TOLERANCE)
+
+
 def sparse_accumulation(run):
     """A lookup with repeated rows, trained with Momentum."""
     with run.program():

@@ -208,9 +208,7 @@ def chief_restores(run, earlier):
         return {"error": caught}
 
 
-@pytest.mark.parametrize(
-    "outcome", [pytest.param(request(chief_restores, "2x1", isolated=True, inputs={"earlier": PLAIN}), id="2x1")], indirect=True
-)
+@pytest.mark.parametrize("outcome", [pytest.param(request(chief_restores, "2x1", isolated=True, inputs={"earlier": PLAIN}), id="2x1")], indirect=True)
 def test_row_25_a_restore_on_the_chief_reaches_all(outcome):
     judge_resumed(outcome)
 

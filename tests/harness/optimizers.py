@@ -47,8 +47,9 @@ def _bert_style(
 ) -> tf.Operation:
     """Global clipping of `tf.gradients`, and an own assignment to the global step that no gradient leads to.
 
-    BERT's script leaves open whether the learning rate reads the step before or after that;
-    `ordered` makes it before.
+    BERT's script leaves open whether the learning rate reads the step before or after that.
+    With resource variables it is before, with reference variables anything goes; `ordered`
+    makes it before.
     """
     clipped, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), clip_norm=0.5)
     train = optimizer.apply_gradients(list(zip(clipped, variables)))
@@ -58,10 +59,10 @@ def _bert_style(
         return tf.group(train, step.assign(step + 1))
 
 
-def train_op(name: str, loss: tf.Tensor, variables: Sequence[tf.Variable], count: bool, plain: bool = True) -> tf.Operation:
+def train_op(name: str, loss: tf.Tensor, variables: Sequence[tf.Variable], count: bool, racy: bool = False) -> tf.Operation:
     """The op that trains `variables` on `loss`; it advances the global step if `count`.
 
-    plain: this is the plain reference, which must not race.
+    racy: the script may leave the order of reading and assigning the global step open, see `_bert_style`.
 
     Learning rates decay with the global step, so that a wrong step shows in the variables.
     """
@@ -81,7 +82,7 @@ def train_op(name: str, loss: tf.Tensor, variables: Sequence[tf.Variable], count
         return tf.train.AdagradOptimizer(0.05).minimize(loss, global_step=counted, var_list=variables)
     if name in ("bert", "lamb"):
         rate = tf.train.polynomial_decay(0.01, step, 30, 0.0)
-        return _bert_style(AdamWeightDecay(rate, trust_ratio=name == "lamb"), loss, variables, counted, ordered=plain or name == "lamb")
+        return _bert_style(AdamWeightDecay(rate, trust_ratio=name == "lamb"), loss, variables, counted, ordered=not racy or name == "lamb")
     raise ValueError("no optimizer %r; there are %s" % (name, ", ".join(OPTIMIZERS)))
 
 

@@ -71,8 +71,9 @@ def build(run: Run, case: Case, batches: List[data.Arrays]) -> Built:
     with run.scope():
         parts, outputs = model.forward(inputs)
     ops = []
+    racy = not run.plain and case.variables == "resource"
     for part in parts:
-        ops.append(train_op(case.optimizer, part.loss, trainable(part.scope), count=part is parts[-1], plain=run.plain))
+        ops.append(train_op(case.optimizer, part.loss, trainable(part.scope), count=part is parts[-1], racy=racy))
     if case.merged:
         for part in parts:
             run.merge(part.loss)

@@ -37,6 +37,7 @@ DEFAULTS = {
     "communication.aggregate_at": "raw",
     "communication.gradients_reduce_method": "mean",
     "communication.statistics_reduce": "mean",
+    "communication.sync_batch_norm": False,
     "io.slicing": False,
     "io.unbalanced_io_slicing": False,
     "io.drop_last_files": False,

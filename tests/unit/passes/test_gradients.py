@@ -187,8 +187,13 @@ def test_indices_of_two_gradients_are_not_merged():
 
 
 def test_sparse_gradients_may_travel_as_dense_ones():
-    dense = "zero = Const() {value: 0}\n    d = VarHandleOp() {shape: [2]}\n    gd = Sum(x, zero)  # raw=1/d\n    dense = AssignSubVariableOp(d, gd)\n"
-    text = SPARSE.replace("train =", dense + "    train =").replace("targets: train", "targets: train, dense")
+    dense = """
+        zero = Const() {value: 0}
+        d = VarHandleOp() {shape: [2]}
+        gd = Sum(x, zero)  # raw=1/d
+        dense = AssignSubVariableOp(d, gd)
+    """
+    text = SPARSE + dense + "\ntargets: dense"
     result, added = gradients(text, task(m=2, ranks=2, sparse_as_dense=True))
     assert added.nodes["epl_all_reduce/1_1_0"].inputs == (("epl_gradient/gd/of_0/add_1", 0), ("epl_gradient/v/dense", 0))
     assert result.nodes["train"].inputs[1:] == (("epl_gradient/v/every", 0), ("epl_all_reduce/1_1_0", 1))
