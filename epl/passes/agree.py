@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Tuple
 from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.build import DT_FLOAT, DT_INT32, Builder
-from epl.ir.program import FORWARD, Program, Ref
+from epl.ir.program import DIVIDE, FORWARD, Feed, Program, Ref
 from epl.passes.base import Pass
 from epl.passes.clone import instance_name, instances_at
 from epl.planner.plan import Task
@@ -52,7 +52,7 @@ class Agree(Pass):
         if not task.parallel:
             return program.replace(agreement=Agreement())
         draws = [n for n in program.nodes.values() if n.origin in program.facts.batch and op_table.draws(program, n)]
-        if not draws:
+        if not draws and uneven_feed(program, task) is None:
             return program.replace(agreement=Agreement())
         nodes = dict(program.nodes)
         build = Builder(nodes, task.host, FORWARD)
@@ -67,18 +67,24 @@ class Agree(Pass):
         count = local or build.const(FLAG + "/none", 0.0, DT_FLOAT)
         said = build.op("Pack", FLAG + "/said", [one, count], drawn, N=A.of_int(2), T=A.of_type(DT_FLOAT), axis=A.of_int(0))
         summed = build.op("EplAllReduce", FLAG, [said], info={"dtype": DT_FLOAT, "scale": 1.0, "name": FLAG})
+        total = build.element(FLAG + "/total", summed, 1, DT_FLOAT) if sizes else None
+        if not draws:  # what is fed does not end
+            return program.replace(nodes=nodes, agreement=Agreement(None, sizes, local, total))
         present = build.element(FLAG + "/present", summed, 0, DT_FLOAT)
         everybody = build.const(FLAG + "/everybody", float(task.ranks), DT_FLOAT)
         complete = build.op("GreaterEqual", FLAG + "/complete", [present, everybody], T=A.of_type(DT_FLOAT))
         build.op("Assert", GATE, [complete, present], T=A.AttrValue(list=A.AttrValue.ListValue(type=[DT_FLOAT])), summarize=A.of_int(1))
-        total = build.element(FLAG + "/total", summed, 1, DT_FLOAT) if sizes else None
         return program.replace(nodes=nodes, agreement=Agreement(GATE, sizes, local, total))
 
 
 def _sizes(program: Program, task: Task, build: Builder) -> Dict[Tuple[int, int], Ref]:
     found = ragged_component(program)
     if found is None:
-        return {}
+        feed = uneven_feed(program, task)
+        if feed is None:
+            return {}
+        # The first instance has the dtype; each has its part of the fed rows.
+        found = (feed.ref[0], 0), op_table.dtype_of(program, feed.ref[0], 0)
     (origin, index), dtype = found
     sizes: Dict[Tuple[int, int], Ref] = {}
     for replica in range(task.local_replicas):
@@ -87,6 +93,18 @@ def _sizes(program: Program, task: Task, build: Builder) -> Dict[Tuple[int, int]
             drawn = (instance_name(origin, replica, micro_batch), index)
             sizes[replica, micro_batch] = build.cast(name, build.dim0(name + "/rows", drawn, dtype), DT_INT32, DT_FLOAT)
     return sizes
+
+
+def uneven_feed(program: Program, task: Task) -> Optional[Feed]:
+    """The fed batch whose number of rows may differ between ranks, or None."""
+    if task.ranks == 1 or task.plan.reduce_method != "mean" or not program.facts.gradients:
+        return None
+    for feed in program.feeds:
+        if feed.mode == DIVIDE and feed.ref[1] == 0:
+            shape = program.shape_of(feed.ref)
+            if shape is None or (shape and shape[0] is None):
+                return feed
+    return None
 
 
 def ragged_component(program: Program) -> Optional[Tuple[Ref, int]]:

@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 from epl.errors import ProgramError
 from epl.ir import attrs as A
 from epl.ir import op_table
-from epl.ir.program import APPLY, DIVIDE, Node, Program, Ref
+from epl.ir.program import APPLY, DIVIDE, Feed, Node, Program, Ref
 from epl.ir.tags import partners
 from epl.passes.assign import state_of
 from epl.passes.base import Pass
@@ -298,7 +298,8 @@ class _Cloner:
         if name not in self.extra:
             tag = self.facts.gradients[ref]
             # The values and indices of a sparse gradient come in the same instances, also when one of them is always the same.
-            batch = any(s in self.facts.batch for s, _ in self.pairs.get(ref, (ref,)))
+            # Ranks may hold different constants (samples read in Python): over ranks every gradient is reduced.
+            batch = self.task.ranks > 1 or any(s in self.facts.batch for s, _ in self.pairs.get(ref, (ref,)))
             info = {"ref": ref, "tag": tag, "batch": batch, "indices": None, "values": None}
             if ref in self.partners:
                 info["indices"] = self.partners[ref]["indices"]
@@ -317,6 +318,8 @@ class _Cloner:
         source, index = ref
         rule = merge_rule(self.program, ref, collection)
         instances = self.instances if across else [(replica, m) for m in range(self.batches)]
+        if across and not collection and self._is_noise(source):
+            rule, instances = "first", self.instances[:1]
         if len(instances) == 1 and not (across and self.task.ranks > 1):
             return instance_name(source, *instances[0]), index
         if rule == "last":
@@ -326,6 +329,18 @@ class _Cloner:
             parts = [(instance_name(source, r, m), index) for r, m in instances]
             self._add_merge(name, ref, parts, rule, across, instances)
         return name, 0
+
+    def _is_noise(self, name: str) -> bool:
+        """True for a value of random numbers alone: an update that uses it needs one draw, not the mean of many."""
+        for other in self.program.ancestors([name]):
+            node = self.program.nodes[other]
+            if other not in self.facts.batch:
+                continue
+            if node.op == "Placeholder" or node.op in op_table.PYTHON or op_table.draws(self.program, node):
+                return False
+            if any(v in self.batch_writes for v in self.facts.variables_of.get(other, ())):
+                return False
+        return True
 
     def _add_merge(self, name: str, ref: Ref, parts: Sequence[Ref], rule: str, across: bool, instances: Sequence[Tuple[int, int]]) -> None:
         info = {"rule": rule, "across": across, "ref": ref, "instances": tuple(instances)}
@@ -350,19 +365,28 @@ class _Cloner:
 
     def _fetch(self, ref: Ref) -> Ref:
         source, index = ref
+        feed = next((f for f in self.program.feeds if f.node == source), None)
+        if feed is not None:
+            return self._fed_value(feed)
         if ref in self.facts.gradients and self.task.parallel:
             return self._aggregate(ref), 0
         if not self.task.parallel:
             return self._name(source, 0, None), index
         collection = self.program.collections.get(ref, "")
         across = collection.startswith("global")
-        if any(f.is_batch and f.node == source for f in self.program.feeds):
-            return (source, 0) if len(self.instances) == 1 else (source + FED, 0)
         if source in self.facts.batch:
             return self._merge(ref, 0, across, collection)
         if collection:
             return self._merge_collected(ref, across, collection)
         return self._name(source, 0, None), index
+
+    def _fed_value(self, feed: Feed) -> Ref:
+        """What is fed, as a tensor of its own: a callable may not fetch a tensor that it feeds."""
+        name = "epl_fed/" + feed.node
+        source = feed.node + FED if feed.is_batch and len(self.instances) > 1 else feed.node
+        dtype = self.program.nodes[feed.node].attr("dtype")
+        self.extra[name] = Node(name, "Identity", [(source, 0)], attrs={"T": dtype}, device=self.task.host)
+        return name, 0
 
     def _merge_collected(self, ref: Ref, across: bool, collection: str) -> Ref:
         """A collected tensor that is the same in all micro-batches (for example of weights alone)."""

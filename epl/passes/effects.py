@@ -174,9 +174,8 @@ def read_variable(build: Builder, name: str, variable: Node, controls: List[str]
     build = build.at(variable.device)
     if variable.op == "VarHandleOp":
         return build.read(name, (variable.name, 0), dtype, controls)
-    # A reference shares the buffer; adding zero copies what it holds now.
-    zero = build.const(name + "/zero", 0, dtype)
-    return build.op("AddV2", name, [(variable.name, 0), zero], controls, T=A.of_type(dtype))
+    # A reference shares the buffer, which may be written later: it is copied.
+    return build.op("Snapshot", name, [(variable.name, 0)], controls, T=A.of_type(dtype))
 
 
 def assign_variable(build: Builder, name: str, variable: Node, value: Ref, controls: List[str]) -> str:

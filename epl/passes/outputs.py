@@ -43,6 +43,8 @@ def _lower(program: Program, task: Task, build: Builder, node: Node) -> Ref:
                 "Tensor '%s' of type %s can't be merged over replicas; take it out of the collection"
                 % (ref_text(node.info["ref"]), _dtype_name(dtype))
             )
+    if rule == "first":
+        return build.op("EplBroadcast", node.name + "/first", node.inputs, gate, info={"dtype": dtype, "root": 0}) if across else node.inputs[0]
     if rule == "concat":
         local = _concat(program, build, node, dtype)
         if not across:

@@ -37,6 +37,8 @@ class Synchronise(Pass):
                 continue  # the same value on all replicas
             value = _combine(program, task, nodes, members, gate)
             mapping.update(((m.name, 0), value) for m in members)
+        if not mapping:
+            return program
         own = {m.name for m in marked} | {n for n in nodes if n not in program.nodes}
         return rewire(program, nodes, mapping, keep=lambda n: n.name in own and n.name not in program.nodes)
 

@@ -1,14 +1,19 @@
 """Whether all ranks are about to run the same program."""
 
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 from epl.errors import DivergenceError
 from epl.ir.digest import first_difference
 from epl.runtime.compiler import Executable, plan_summary
 
 
-def refuse_other_programs(control: Any, executable: Executable) -> None:
+def refuse_other_programs(control: Any, executable: Executable, fetches: Sequence[str]) -> None:
     """Refuse to start a program that is not the same on all ranks; collective.
+
+    Args:
+      control: the control channel.
+      executable: what this rank is about to run.
+      fetches: what the user's `run` names, for the error.
 
     Raises DivergenceError that names the first difference.
     """
@@ -26,10 +31,26 @@ def refuse_other_programs(control: Any, executable: Executable) -> None:
                         "Ranks %d and %d differ in %s '%s': %r here, %r there; start all ranks with the same settings"
                         % (task.rank, rank, section, name, value, theirs)
                     )
-    lines = control.agree("program lines", {"lines": executable.lines})
+    lines = control.agree("program lines", {"lines": executable.lines, "fetches": list(fetches)})
     reference = 0 if task.rank else next(r for r, o in enumerate(others) if o["key"] != mine["key"])
     ours, theirs = first_difference(executable.lines, [tuple(x) for x in lines[reference]["lines"]])
+    if ours != theirs:
+        what = "the first difference is node '%s' (%s) here and node '%s' (%s) there" % (ours[0], ours[1], theirs[0], theirs[1])
+    else:
+        what = _other_fetches(fetches, lines[reference]["fetches"])
     raise DivergenceError(
-        "Rank %d does not run the program that rank %d runs: the first difference is node '%s' (%s) here and node '%s' (%s) there. "
-        "Every rank must build the same graph and make the same run calls" % (task.rank, reference, ours[0], ours[1], theirs[0], theirs[1])
+        "Rank %d does not run the program that rank %d runs: %s. Every rank must build the same graph and make the same run calls"
+        % (task.rank, reference, what)
     )
+
+
+def _other_fetches(here: Sequence[str], there: Sequence[str]) -> str:
+    """How the fetches of one run differ between two ranks; those of hooks are among them."""
+    parts = []
+    for only, place in ((set(here) - set(there), "here"), (set(there) - set(here), "there")):
+        if only:
+            names = ", ".join("'%s'" % name for name in sorted(only)[:5])
+            parts.append("%s%s is fetched only %s" % (names, " and more" if len(only) > 5 else "", place))
+    if not parts:
+        return "the same is fetched or fed in another way"
+    return "; ".join(parts) + " (if a hook does it, give all ranks the same hooks)"

@@ -129,7 +129,7 @@ class RankSession:
             return self._run_ready(self._ready(call, WHOLE, arrays), arrays, options, run_metadata)
         with self._step_lock:
             ready = self._ready(call, self._part(traits), arrays)
-            self._before(ready)
+            self._before(call, ready)
             self._last = (call, arrays) if ready.ended is not None else None
             results = self._run_ready(ready, arrays, options, run_metadata)
             if traits.trains and self.plan.runs_per_step > 1:
@@ -232,7 +232,7 @@ class RankSession:
 
     # Before a parallel program.
 
-    def _before(self, ready: Ready) -> None:
+    def _before(self, call: Call, ready: Ready) -> None:
         task = ready.executable.task
         if task.plan.ranks > 1:
             self._connect()
@@ -246,7 +246,7 @@ class RankSession:
                 self.synchronize(used)
         key = task.key
         if ready.executable.collective and key not in self._agreed:
-            refuse_other_programs(Env.get().control, ready.executable)
+            refuse_other_programs(Env.get().control, ready.executable, call.fetches)
             self._agreed.add(key)
 
     def _connect(self) -> None:

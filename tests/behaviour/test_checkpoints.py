@@ -1,7 +1,7 @@
 """Checkpoints of kinds of variables and savers, on local devices and in accumulation, to plain TensorFlow and back.
 
 H9 and the rows on names, exports and `init_from_checkpoint` are in
-`tests/equivalence/test_cases_checkpoints.py`, ranks in `test_ranks_hooks.py`. Plain cases run
+`tests/equivalence/test_cases_checkpoints.py`, ranks in `test_ranks_savers.py`. Plain cases run
 in a process that imports neither EPL nor Horovod.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.behaviour.test_ranks_hooks import steps_of
+from tests.behaviour.models import steps_of
 from tests.equivalence.scripts import X, regression
 from tests.harness.context import variables
 from tests.harness.parametrize import cases, together

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.behaviour.test_ranks_hooks import W, inputs, model_fn, settings
+from tests.behaviour.models import W, inputs, model_fn, settings
 from tests.equivalence.scripts import X, scalar
 from tests.harness.parametrize import cases
 

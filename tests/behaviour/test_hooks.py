@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.behaviour.test_ranks_hooks import Recorder, steps_of
+from tests.behaviour.models import Recorder, steps_of
 from tests.equivalence.scripts import X, raises, regression
 from tests.harness.parametrize import cases
 

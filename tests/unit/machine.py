@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
+from epl import compat
 from epl.cluster import Cluster
 from epl.config import Config
 from epl.env import Env
@@ -80,7 +81,9 @@ class Machine:
         self.dirty = {}
         self.position = {}
         self.executables = []
+        self._writer = compat.GraphWriter(self.graph)
         self._loaded = {}
+        self._count = 0
 
     def run(self, fetches, feeds=None):
         """Run on all ranks; each rank is fed its part of each batch. Returns a list of the fetched tensors per rank."""
@@ -156,32 +159,36 @@ class Machine:
         return executables, self._import([e.program for e in executables])
 
     def _import(self, programs):
-        joined = programs[0] if len(programs) == 1 else join(programs)
-        scope = "p%d" % len(self.graph.get_operations())
-        with self.graph.as_default():
-            tf.import_graph_def(joined.to_graph_def(), name=scope)
-        return scope
-
-    def _call(self, loaded, values):
-        items, scope = loaded
-        programs = [getattr(item, "program", item) for item in items]
-        feeds, names = {}, []
+        """Put programs into the graph under a name of their own; returns a function of the feeds of each rank."""
+        scope, self._count = "p%d/" % self._count, self._count + 1
+        self._writer.write(join(programs, scope).to_graph_def(), [], [])
+        feeds, fetches, targets = [], [], []
         for rank, program in enumerate(programs):
-            base = scope + "/" + _prefix(len(programs), rank)
-            for feed in program.feeds:
-                value = 0 if feed.node == ANCHOR else values[rank]["%s:%d" % feed.ref]
-                feeds[base + feed.node + ":0"] = value
-            names.append(([base + "%s:%d" % r for r in program.fetches], [base + t for t in program.targets]))
-        fetched = self.session.run([tuple(tensors + [self.graph.get_operation_by_name(t) for t in targets]) for tensors, targets in names], feeds)
-        return [list(values[: len(tensors)]) for values, (tensors, _) in zip(fetched, names)]
+            base = scope + _prefix(len(programs), rank)
+            feeds += [base + f.node + ":0" for f in program.feeds]
+            fetches += [base + "%s:%d" % ref for ref in program.fetches]
+            targets += [base + t for t in program.targets]
+        return compat.raw_callable(self.session, feeds, fetches, targets)
+
+    @staticmethod
+    def _call(loaded, values):
+        items, call = loaded
+        programs = [getattr(item, "program", item) for item in items]
+        given = [_ZERO if f.node == ANCHOR else values[r]["%s:%d" % f.ref] for r, p in enumerate(programs) for f in p.feeds]
+        results = call(*given)
+        ends = np.cumsum([len(p.fetches) for p in programs])
+        return [list(results[end - len(p.fetches) : end]) for p, end in zip(programs, ends)]
+
+
+_ZERO = np.zeros((), np.int32)
 
 
 def _prefix(ranks, rank):
     return "" if ranks == 1 else "rank%d/" % rank
 
 
-def join(programs):
-    """The programs of all ranks as one, with collectives inside the graph."""
+def join(programs, scope=""):
+    """The programs of all ranks as one, with collectives inside the graph; node names start with `scope`."""
     nodes = {}
     collectives = [{n.name for n in p.nodes.values() if n.op.startswith("Horovod")} for p in programs]
     assert all(found == collectives[0] for found in collectives), "the ranks do not have the same collectives: %s" % collectives
@@ -190,14 +197,14 @@ def join(programs):
         for node in program.nodes.values():
             own = {a: A.of_str(prefix + node.str_attr(a)) for a in ("shared_name", "frame_name") if node.str_attr(a)}
             moved = node.replace(
-                name=prefix + node.name,
-                inputs=[(prefix + s, i) for s, i in node.inputs],
-                controls=[prefix + c for c in node.controls],
+                name=scope + prefix + node.name,
+                inputs=[(scope + prefix + s, i) for s, i in node.inputs],
+                controls=[scope + prefix + c for c in node.controls],
                 attrs=dict(node.attrs, **own),
             )
             nodes[moved.name] = moved
     for name in sorted(collectives[0]):
-        members = [nodes.pop(_prefix(len(programs), rank) + name) for rank in range(len(programs))]
+        members = [nodes.pop(scope + _prefix(len(programs), rank) + name) for rank in range(len(programs))]
         assert len({m.op for m in members}) == 1 and all(m.str_attr("_epl_collective") == name for m in members)
         for member in members:
             outputs = [_collective(nodes, member, index, [m.inputs[index] for m in members]) for index in range(len(member.inputs))]

@@ -45,7 +45,7 @@ def before(one, program, job):
 
 
 TRAIN = """
-    x = Placeholder() {shape: [?, 2]}
+    x = Placeholder() {shape: [4, 2]}
     w = VarHandleOp() {shape: [2], shared_name: w}
     start = Const() {value: [1.0, 2.0]}
     init = AssignVariableOp(w, start)
@@ -60,7 +60,13 @@ TRAIN = """
     rate = Const() {value: 0.1}
     train = ResourceApplyGradientDescent(w, rate, g)
 """
-"""loss = mean(x * w), trained by gradient descent."""
+"""loss = mean(x * w), trained by gradient descent; fed batches are all of one size."""
+
+DRAWN = TRAIN.replace(
+    "x = Placeholder() {shape: [4, 2]}",
+    "i = IteratorV2() {output_types: [float], output_shapes: [[?, 2]]}\n    x = IteratorGetNext(i) {output_types: [float], output_shapes: [[?, 2]]}",
+)
+"""The same with an input that is drawn."""
 
 
 def training(extra="", fetches="loss:0", targets="train", mode="divide", text=TRAIN):

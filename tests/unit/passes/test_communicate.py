@@ -12,7 +12,7 @@ from epl.passes.communicate import ANCHOR, Communicate, collective_name, ended_p
 from epl.passes.pipeline import default_passes
 from tests.unit.graph_text import fingerprint, parse
 from tests.unit.machine import join
-from tests.unit.passes.steps import TRAIN, apply, task, training
+from tests.unit.passes.steps import DRAWN, apply, task, training
 
 
 def program_of(*collectives, dtype=1, text="x = Placeholder() {shape: [2], dtype: %s}\nc = Const() {value: %s, dtype: %s}"):
@@ -125,12 +125,6 @@ def test_bfloat16_is_reduced_in_float():
 def test_types_that_do_not_travel(op, dtype, error):
     with pytest.raises(ProgramError, match=error):
         communicate(program_of((op, "thing", ["x"], {"scale": 1.0, "root": 0}), dtype=types_pb2.DataType.Value(dtype)))
-
-
-DRAWN = TRAIN.replace(
-    "x = Placeholder() {shape: [?, 2]}",
-    "i = IteratorV2() {output_types: [float], output_shapes: [[?, 2]]}\n    x = IteratorGetNext(i) {output_types: [float], output_shapes: [[?, 2]]}",
-)
 
 
 def lowered(program, job):

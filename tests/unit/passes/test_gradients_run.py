@@ -67,7 +67,7 @@ def test_dense_and_sparse_variables(name, layout):
 
 
 @pytest.mark.parametrize("layout", [dict(ranks=2, m=2), dict(ranks=3, m=2, in_run=False)], ids=str)
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad"])  # Adam moves all rows of a dense gradient
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])  # Adam moves all rows of a dense gradient
 def test_sparse_as_dense(name, layout):
     with user_graph() as index:
         ids = tf.placeholder(tf.int32, [None], "ids")
@@ -188,18 +188,18 @@ def test_the_sum_of_replicas_is_the_other_contract(devices, ranks):
 
 
 @pytest.mark.parametrize("v2", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", [LAYOUTS[3], LAYOUTS[4], LAYOUTS[6]], ids=str)
 def test_loops_with_arrays_and_stacks(layout, v2):
     """A recurrence over time: tensor arrays, and in the gradient the stacks of its intermediate values."""
     with user_graph(v2=v2) as index:
         x = tf.placeholder(tf.float32, [None, 2], "x")
         w = tf.get_variable("w", [2], initializer=tf.constant_initializer([0.5, 2.0]))
-        steps = tf.map_fn(lambda t: tf.tanh(x * w + t), tf.constant([0.1, 0.2, 0.3]))
+        steps = tf.map_fn(lambda t: tf.tanh(x * w + t), tf.constant([0.1, 0.2]))
         state = tf.scan(lambda a, s: tf.sin(a * w + s), steps, initializer=x)
         tf.train.MomentumOptimizer(0.1, 0.9).minimize(tf.reduce_mean(state), name="train")
         tf.global_variables_initializer()
         whole = index()
-    agree(whole, {"x:0": X}, ["w"], layout)
+    agree(whole, {"x:0": X}, ["w"], layout, steps=2)
 
 
 @pytest.mark.parametrize("layout", [dict(devices=2), dict(devices=2, m=2), dict(ranks=2)], ids=str)
@@ -217,6 +217,19 @@ def test_loops_on_what_replicas_share(layout, where):
         optimizer = tf.train.GradientDescentOptimizer(0.1)
         ((g, v),) = optimizer.compute_gradients(tf.reduce_mean(tf.square(x * used)))
         optimizer.apply_gradients([(thrice(g, 0.5) if where == "apply" else g, v)], name="train")
+        tf.global_variables_initializer()
+        whole = index()
+    agree(whole, {"x:0": X}, ["w"], layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:6], ids=str)
+def test_noise_that_is_added_to_a_gradient(layout):
+    with user_graph() as index:
+        x = tf.placeholder(tf.float32, [None, 2], "x")
+        w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
+        optimizer = tf.train.GradientDescentOptimizer(0.1)
+        ((g, v),) = optimizer.compute_gradients(tf.reduce_mean(tf.square(x * w)))
+        optimizer.apply_gradients([(g + tf.random_normal([2], seed=3), v)], name="train")
         tf.global_variables_initializer()
         whole = index()
     agree(whole, {"x:0": X}, ["w"], layout)

@@ -7,20 +7,7 @@ import tensorflow.compat.v1 as tf
 from epl.passes.effects import Guard
 from tests.unit.graph_text import fingerprint, parse
 from tests.unit.machine import Machine, user_graph
-from tests.unit.passes.steps import TRAIN, apply, before, task, training
-
-DRAWN = TRAIN.replace(
-    "x = Placeholder() {shape: [?, 2]}",
-    "i = IteratorV2() {output_types: [float], output_shapes: [[?, 2]]}\n    x = IteratorGetNext(i) {output_types: [float], output_shapes: [[?, 2]]}",
-)
-EXTRA = """
-    m = VarHandleOp() {shape: [2]}
-    average = AssignVariableOp(m, rows)
-    seen = VarHandleOp() {shape: []}
-    seen/one = Const() {value: 1.0}
-    before = AssignAddVariableOp(seen, seen/one)
-"""
-
+from tests.unit.passes.steps import DRAWN, apply, before, task, training
 
 def guarded(text, targets, job):
     program = before(Guard, parse(text + "\ntargets: " + targets).pruned(), job)

@@ -92,7 +92,7 @@ def test_after_initialisation_all_replicas_are_equal(layout, resource):
     machine = Machine(whole, **layout)
     machine.run("init")
     machine.run("train", {"x:0": np.zeros(12, np.float32)})
-    for name in ["w", "int64", "float64", "half", "bfloat16", "uint8", "bool"]:
+    for name in ["w", "int64", "float64", "float16", "bfloat16", "uint8", "bool"]:
         names = [instance_name(name, d, None) for d in range(machine.plan.devices_per_rank)]
         values = [machine.value(instance, rank) for rank in range(machine.plan.ranks) for instance in names]
         assert all(np.array_equal(v, values[0]) for v in values), name
