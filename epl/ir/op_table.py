@@ -1,7 +1,7 @@
 """What EPL knows about TensorFlow's op types: state, randomness, data sources, dtypes."""
 
 import functools
-from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import Any, Container, Dict, List, Optional, Set, Tuple
 
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
@@ -107,6 +107,15 @@ def is_apply(op: str) -> bool:
     return False
 
 
+class _ApplyOps:
+    def __contains__(self, op: object) -> bool:
+        return isinstance(op, str) and is_apply(op)
+
+
+APPLY_OPS = _ApplyOps()
+"""The op types of `is_apply` as a container."""
+
+
 def writes_state(op: str) -> bool:
     """True for an op that changes the variable its first input names."""
     return op in STATE_WRITES or op in GENERATORS or is_apply(op)
@@ -189,7 +198,7 @@ def _written_arguments(program: Program, name: str, entered: Set[str]) -> Set[in
     return found
 
 
-def function_contains(program: Program, name: str, ops: FrozenSet[str], _seen: Optional[Set[str]] = None) -> bool:
+def function_contains(program: Program, name: str, ops: Container[str], _seen: Optional[Set[str]] = None) -> bool:
     """True when a function, or one it calls, has an op of the given types."""
     seen = set() if _seen is None else _seen
     if name in seen:

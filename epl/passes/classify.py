@@ -88,6 +88,8 @@ class Classify(Pass):
                 phases[node.name] = FORWARD
         if task.parallel and task.plan.replicas * task.plan.micro_batches > 1:
             _refuse_unrecorded(program, gradients)
+        if task.plan.ranks > 1 and not gradients:
+            _refuse_hidden(program)
         if task.parallel and task.part != WHOLE:
             _refuse_updates_between(program, above, apply, touched, writes)
         shared = {n.name for n in order if n.op in op_table.SHARED_HANDLES or n.op in op_table.SHARED_WRITES}
@@ -206,6 +208,16 @@ def _refuse_unrecorded(program: Program, gradients: Dict[Ref, GradientTag]) -> N
             raise ProgramError(
                 "Node '%s' updates a variable, but EPL did not see the gradients it applies being built. "
                 "Call epl.init() before the model and its gradients are built, and build them with tf.gradients or an optimizer" % node.name
+            )
+
+
+def _refuse_hidden(program: Program) -> None:
+    """Refuse updates that each rank would make on its own."""
+    for node in program.nodes.values():
+        if any(op_table.function_contains(program, f, op_table.APPLY_OPS) for f in op_table.called_functions(program, node)):
+            raise ProgramError(
+                "Node '%s' updates variables inside a function, where EPL does not see the gradients: every process would train alone. "
+                "Build the optimizer outside of tf.cond, tf.while_loop and tf.function" % node.name
             )
 
 

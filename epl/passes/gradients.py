@@ -19,7 +19,7 @@ from epl.passes.base import Pass
 from epl.passes.clone import AGGREGATE
 from epl.passes.fusion import all_reduce
 from epl.passes.rewire import rewire
-from epl.passes.weigh import instance_weight, seeded_records, weighted
+from epl.passes.weigh import divided_early, instance_weight, seeded_records, weighted
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Task
 
 ACCUMULATOR = "epl_accumulator/"
@@ -101,13 +101,13 @@ class _Lowering:
         return 1.0 / (plan.micro_batches * plan.replicas)
 
     def _divisor(self) -> Optional[Ref]:
-        """1 / B of a step that spans several runs, when batches may be unequal."""
-        if not self.weights or self.task.part == WHOLE:
+        """1 / B, when batches may be unequal and B is not in the weights."""
+        if not self.weights or divided_early(self.program, self.task):
             return None
         records = sorted({n.info["tag"].record for n in self.program.nodes.values() if n.op == AGGREGATE})
         name = "samples_" + "_".join(str(r) for r in records)
         total = self._accumulated(name, self.program.agreement.total, DT_FLOAT, [])
-        if self.task.part != LAST:
+        if self.task.part not in (WHOLE, LAST):
             return None
         return self.build.op("Reciprocal", "epl_gradient_scale", [total], T=A.of_type(DT_FLOAT))
 

@@ -22,11 +22,20 @@ def weighted(program: Program, task: Task) -> bool:
     return bool(program.agreement and program.agreement.sizes) and task.plan.reduce_method == "mean"
 
 
+def divided_early(program: Program, task: Task) -> bool:
+    """True when the weights have the step's samples in them; else the sum is divided at the end.
+
+    A step that spans several runs does not know them before. With feeds, the ranks would
+    wait for each other's count in the middle of the step, where nothing else makes them.
+    """
+    return task.part == WHOLE and program.agreement.gate is not None
+
+
 def instance_weight(program: Program, task: Task, nodes: Dict[str, Node], replica: int, micro_batch: int, device: str) -> Ref:
     """The float32 weight of one instance's gradients."""
     build = Builder(nodes, device, BACKWARD)
     size = program.agreement.sizes[replica, micro_batch]
-    if task.part != WHOLE:
+    if not divided_early(program, task):
         return size
     name = "epl_batch/weight_%d_%d" % (replica, micro_batch)
     if name in nodes:

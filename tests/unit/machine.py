@@ -86,7 +86,10 @@ class Machine:
         self._count = 0
 
     def run(self, fetches, feeds=None):
-        """Run on all ranks; each rank is fed its part of each batch. Returns a list of the fetched tensors per rank."""
+        """Run on all ranks; each rank is fed its part of each batch, or its item of a tuple.
+
+        Returns a list of the fetched tensors per rank.
+        """
         fetches = (fetches,) if isinstance(fetches, str) else tuple(fetches)
         feeds = feeds or {}
         traits = traits_of(self.whole, Signature(fetches, tuple(feeds), (SAME,) * len(feeds)))
@@ -135,9 +138,10 @@ class Machine:
         specs = [FeedSpec(n, self._dtype(n), self.whole.shape_of((n.split(":")[0], int(n.split(":")[1])))) for n in feeds]
         ranks = self.plan.ranks
         parts = self.plan.devices_per_rank * (self.plan.batches_per_run if traits.trains else 1)
-        arrays = [as_array(spec, value) for spec, value in zip(specs, feeds.values())]
-        modes = modes_of(specs, arrays, parts * ranks) if traits.parallel else (SAME,) * len(specs)
-        split = [np.split(a, ranks) if mode == DIVIDE else [a] * ranks for a, mode in zip(arrays, modes)]
+        given = [[as_array(spec, v) for v in (value if isinstance(value, tuple) else [value])] for spec, value in zip(specs, feeds.values())]
+        whole = [np.concatenate(v) if len(v) > 1 else v[0] for v in given]
+        modes = modes_of(specs, whole, parts * ranks) if traits.parallel else (SAME,) * len(specs)
+        split = [v if len(v) > 1 else np.split(v[0], ranks) if mode == DIVIDE else v * ranks for v, mode in zip(given, modes)]
         for rank in range(ranks):
             for spec, pieces, mode in zip(specs, split, modes):
                 check(spec, pieces[rank], mode, parts)
@@ -181,6 +185,31 @@ class Machine:
 
 
 _ZERO = np.zeros((), np.int32)
+
+
+def train(machine, feeds, fetches="train"):
+    """One step; a step of several runs takes their batches in the order of ranks, then runs."""
+    runs, ranks = machine.plan.runs_per_step, machine.plan.ranks
+    results = []
+    for run in range(runs):
+        part = {}
+        for name, value in feeds.items():
+            pieces = [np.split(piece, runs)[run] for piece in np.split(value, ranks)] if np.ndim(value) else value
+            part[name] = np.concatenate(pieces) if np.ndim(value) else value
+        results.append(machine.run(fetches, part))
+    return results
+
+
+def agree(whole, feeds, names, layout, steps=3, resource=True):
+    """Train in a layout and plainly, from the op `init` by the op `train`: the variables must be equal."""
+    machine, plain = Machine(whole, **layout), Plain(whole)
+    machine.run("init"), plain.run("init")
+    for _ in range(steps):
+        train(machine, feeds), plain.run("train", feeds)
+    for name in names:
+        wanted = plain.run("%s/%s:0" % (name, "Read/ReadVariableOp" if resource else "read"))[0]
+        for rank in range(machine.plan.ranks):
+            np.testing.assert_allclose(machine.value(name, rank), wanted, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def _prefix(ranks, rank):

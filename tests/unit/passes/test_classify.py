@@ -254,3 +254,19 @@ def test_calls_that_are_given_variables_get_a_fence(parallel):
     fences = [n for n in program.nodes.values() if n.name.endswith("/epl_fence")]
     assert [repr(n) for n in fences] == (["cond/epl_fence = IdentityN(cond, ^cond)"] if parallel else [])
     assert program.targets == tuple(n.name for n in fences)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_updates_inside_functions_are_refused_with_several_ranks(parallel):
+    with user_graph(v2=True) as index:
+        w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+
+        def train():
+            with tf.control_dependencies([tf.train.AdamOptimizer().minimize(tf.square(w))]):
+                return tf.constant(1.0)
+
+        tf.cond(tf.placeholder(tf.bool, [], "p"), train, lambda: 0.0, name="cond")
+        whole = index().replace(fetches=[("cond", 0)])
+    with pytest.raises(ProgramError, match="Node 'cond' updates variables inside a function, where EPL does not see the gradients: every process"):
+        classify(whole, task(ranks=2, parallel=parallel))
+    classify(whole, task(devices=2, parallel=False))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.unit.machine import Machine, Plain, user_graph
+from tests.unit.machine import Machine, agree, user_graph
 
 X = np.random.RandomState(0).randn(12, 2).astype(np.float32)
 IDS = np.array([0, 1, 1, 3, 3, 3, 0, 2, 2, 1, 0, 0], np.int32)
@@ -18,30 +18,6 @@ LAYOUTS = [
     dict(m=3, in_run=False),
     dict(ranks=2, m=2, in_run=False),
 ]
-
-
-def train(machine, feeds, fetches="train"):
-    """One step; a step of several runs takes their batches in the order of ranks, then runs."""
-    runs, ranks = machine.plan.runs_per_step, machine.plan.ranks
-    results = []
-    for run in range(runs):
-        part = {}
-        for name, value in feeds.items():
-            pieces = [np.split(piece, runs)[run] for piece in np.split(value, ranks)] if np.ndim(value) else value
-            part[name] = np.concatenate(pieces) if np.ndim(value) else value
-        results.append(machine.run(fetches, part))
-    return results
-
-
-def agree(whole, feeds, names, layout, steps=3, resource=True):
-    machine, plain = Machine(whole, **layout), Plain(whole)
-    machine.run("init"), plain.run("init")
-    for _ in range(steps):
-        train(machine, feeds), plain.run("train", feeds)
-    for name in names:
-        wanted = plain.run("%s/%s:0" % (name, "Read/ReadVariableOp" if resource else "read"))[0]
-        for rank in range(machine.plan.ranks):
-            np.testing.assert_allclose(machine.value(name, rank), wanted, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 OPTIMIZERS = {
@@ -187,41 +163,6 @@ def test_the_sum_of_replicas_is_the_other_contract(devices, ranks):
     assert machine.value("w") == -(1.5 + 3 + 3.5 + 3)
 
 
-@pytest.mark.parametrize("v2", [False, True])
-@pytest.mark.parametrize("layout", [LAYOUTS[3], LAYOUTS[4], LAYOUTS[6]], ids=str)
-def test_loops_with_arrays_and_stacks(layout, v2):
-    """A recurrence over time: tensor arrays, and in the gradient the stacks of its intermediate values."""
-    with user_graph(v2=v2) as index:
-        x = tf.placeholder(tf.float32, [None, 2], "x")
-        w = tf.get_variable("w", [2], initializer=tf.constant_initializer([0.5, 2.0]))
-        steps = tf.map_fn(lambda t: tf.tanh(x * w + t), tf.constant([0.1, 0.2]))
-        state = tf.scan(lambda a, s: tf.sin(a * w + s), steps, initializer=x)
-        tf.train.MomentumOptimizer(0.1, 0.9).minimize(tf.reduce_mean(state), name="train")
-        tf.global_variables_initializer()
-        whole = index()
-    agree(whole, {"x:0": X}, ["w"], layout, steps=2)
-
-
-@pytest.mark.parametrize("layout", [dict(devices=2), dict(devices=2, m=2), dict(ranks=2)], ids=str)
-@pytest.mark.parametrize("where", ["forward", "apply"])
-def test_loops_on_what_replicas_share(layout, where):
-    """A loop on the weights (power iteration) or on the gradient exists once per replica."""
-    with user_graph() as index:
-        x = tf.placeholder(tf.float32, [None, 2], "x")
-        w = tf.get_variable("w", [2], initializer=tf.constant_initializer([0.5, 2.0]))
-
-        def thrice(start, factor):
-            return tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v * factor), [0, start])[1]
-
-        used = thrice(tf.ones([2]), w) if where == "forward" else w
-        optimizer = tf.train.GradientDescentOptimizer(0.1)
-        ((g, v),) = optimizer.compute_gradients(tf.reduce_mean(tf.square(x * used)))
-        optimizer.apply_gradients([(thrice(g, 0.5) if where == "apply" else g, v)], name="train")
-        tf.global_variables_initializer()
-        whole = index()
-    agree(whole, {"x:0": X}, ["w"], layout)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS[:6], ids=str)
 def test_noise_that_is_added_to_a_gradient(layout):
     with user_graph() as index:
@@ -233,3 +174,37 @@ def test_noise_that_is_added_to_a_gradient(layout):
         tf.global_variables_initializer()
         whole = index()
     agree(whole, {"x:0": X}, ["w"], layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_partitioned_variable_and_an_average(layout):
+    with user_graph() as index:
+        x, ids = tf.placeholder(tf.float32, [None, 2], "x"), tf.placeholder(tf.int32, [None], "ids")
+        with tf.variable_scope("s", partitioner=tf.fixed_size_partitioner(2)):
+            table = tf.get_variable("t", [6, 2], initializer=tf.ones_initializer())
+        w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
+        train = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, ids) * w - x)))
+        with tf.control_dependencies([train]):
+            tf.group(tf.train.ExponentialMovingAverage(0.5).apply([w]), name="train")
+        tf.global_variables_initializer()
+        whole = index()
+    names = ["w", "s/t/part_0", "s/t/part_1", "w/ExponentialMovingAverage"]
+    agree(whole, {"x:0": X, "ids:0": IDS}, names, layout, steps=2)
+
+
+def test_dropout_does_not_depend_on_how_replicas_are_spread():
+    with user_graph() as index:
+        x = tf.placeholder(tf.float32, [None, 2], "x")
+        w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
+        tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(tf.nn.dropout(x * w, rate=0.5, seed=3))), name="train")
+        tf.global_variables_initializer()
+        whole = index()
+    values = []
+    for layout in (dict(devices=4), dict(m=4), dict(ranks=2, devices=2), dict(ranks=2, m=2), dict(ranks=4)):
+        machine = Machine(whole, **layout)
+        machine.run("init")
+        for _ in range(2):
+            machine.run("train", {"x:0": X})
+        values.append(machine.value("w"))
+    for value in values:
+        np.testing.assert_allclose(value, values[0], rtol=1e-6)

@@ -9,6 +9,15 @@ from tests.unit.graph_text import fingerprint, parse
 from tests.unit.machine import Machine, user_graph
 from tests.unit.passes.steps import DRAWN, apply, before, task, training
 
+EXTRA = """
+    m = VarHandleOp() {shape: [2]}
+    average = AssignVariableOp(m, rows)
+    seen = VarHandleOp() {shape: []}
+    seen/one = Const() {value: 1.0}
+    before = AssignAddVariableOp(seen, seen/one)
+"""
+
+
 def guarded(text, targets, job):
     program = before(Guard, parse(text + "\ntargets: " + targets).pruned(), job)
     result = apply(Guard(), program, job)

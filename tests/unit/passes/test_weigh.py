@@ -136,3 +136,21 @@ def test_every_sample_counts_the_same(kind, at, layout):
     losses = [machine.run(["loss:0", "train"])[0][0] for _ in range(machine.plan.runs_per_step)]
     np.testing.assert_allclose(machine.value("w"), expected(kind, at), rtol=1e-5)
     assert len(losses) == machine.plan.runs_per_step
+
+
+@pytest.mark.parametrize("layout", [dict(), dict(devices=2), dict(m=2, in_run=False)], ids=str)
+def test_ranks_may_feed_batches_of_different_sizes(layout):
+    with user_graph() as index:
+        x = tf.placeholder(tf.float32, [None, 2], "x")
+        w = tf.get_variable("w", [2], initializer=tf.constant_initializer(START))
+        tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(x * w)), name="train")
+        tf.global_variables_initializer()
+        whole = index()
+    machine = Machine(whole, ranks=2, **layout)
+    machine.run("init")
+    runs = [(X[:4], X[4:6]), (X[6:8], X[8:])] if machine.plan.runs_per_step == 2 else [(X[:8], X[8:])]
+    for parts in runs:
+        machine.run("train", {"x:0": parts})
+    wanted = START - 0.1 * START * np.mean(X * X, 0)
+    for rank in range(2):
+        np.testing.assert_allclose(machine.value("w", rank), wanted, rtol=1e-5)
