@@ -76,6 +76,10 @@ def main():
     for layers in arguments.layers:
         for micro_batches in arguments.micro_batches:
             measure(layers, micro_batches, 1, True)
+    try:
+        import horovod.tensorflow  # noqa: F401  (its ops must be known)
+    except ImportError:
+        return
     for ranks in (2, 64, 1024):
         measure(12, 1, ranks, False)
 

@@ -14,6 +14,7 @@ from epl.passes.dump import dump_instrument
 from epl.passes.extract import extract
 from epl.passes.pipeline import default_passes
 from epl.planner.plan import WHOLE, Plan, Task
+from epl.utils.collector import without_collection
 
 
 class Signature(NamedTuple):
@@ -58,6 +59,7 @@ class Executable(NamedTuple):
     draws: bool
 
 
+@without_collection
 def traits_of(whole: Program, signature: Signature) -> Traits:
     """Find out what a signature does, from its closure alone."""
     closure = extract(whole, signature.fetches, signature.feeds, [SAME] * len(signature.feeds))
@@ -69,6 +71,7 @@ def traits_of(whole: Program, signature: Signature) -> Traits:
     return Traits(trains, trains or merged or updates, tuple(sorted(records)))
 
 
+@without_collection
 def compile_program(
     whole: Program, signature: Signature, traits: Traits, plan: Plan, task: Task, instruments: Sequence[Instrument] = ()
 ) -> Executable:

@@ -11,6 +11,7 @@ from epl.ir.inputs import ragged_components
 from epl.ir.program import Program, Ref, Shape, program_from_graph_def
 from epl.ir.tags import outer_tags
 from epl.passes.assign import Assigned, assign
+from epl.utils.collector import without_collection
 
 
 class GraphIndex:
@@ -22,6 +23,7 @@ class GraphIndex:
         self._whole: Optional[Program] = None
         self._placed: Dict[str, Assigned] = {}
 
+    @without_collection
     def whole(self) -> Program:
         """All nodes of the graph, with gradient tags, merge collections, shapes and taskgraphs."""
         collections = self._collections()

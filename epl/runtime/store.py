@@ -18,6 +18,7 @@ from epl.env import Env
 from epl.errors import PassError
 from epl.ir import attrs as A
 from epl.ir.program import LOOP_BACK, Node, Program, fill_node_def
+from epl.utils.collector import without_collection
 
 
 class Written(NamedTuple):
@@ -56,6 +57,7 @@ class Store:
     def __len__(self) -> int:
         return len(self._written)
 
+    @without_collection
     def load(self, program: Program, key: str) -> Loaded:
         """Add what is new of a program; returns the names to run it by."""
         with self._lock:

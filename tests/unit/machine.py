@@ -51,6 +51,13 @@ def user_graph(v2=False, resource=True, **config):
         (tf.enable_control_flow_v2 if flow else tf.disable_control_flow_v2)()
 
 
+def _config(devices):
+    """Without TensorFlow's graph optimisers, which take longer than the small programs of the tests run."""
+    config = tf.ConfigProto(device_count={"CPU": devices}, intra_op_parallelism_threads=1)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
 class Plain:
     """The user's graph as it is."""
 
@@ -58,7 +65,7 @@ class Plain:
         graph = tf.Graph()
         with graph.as_default():
             tf.import_graph_def(whole.to_graph_def(), name="")
-        self.session = tf.Session(graph=graph)
+        self.session = tf.Session(graph=graph, config=_config(1))
 
     def run(self, fetches, feeds=None):
         names = [fetches] if isinstance(fetches, str) else list(fetches)
@@ -77,7 +84,7 @@ class Machine:
         self.plan = Plan(ranks=ranks, devices_per_rank=devices, micro_batches=m, accumulate_in_run=in_run, **plan)
         self.names = tuple("/device:CPU:%d" % d for d in range(devices))
         self.graph = tf.Graph()
-        self.session = tf.Session(graph=self.graph, config=tf.ConfigProto(device_count={"CPU": devices}))
+        self.session = tf.Session(graph=self.graph, config=_config(devices))
         self.dirty = {}
         self.position = {}
         self.executables = []
