@@ -392,3 +392,13 @@ def set_model_dir(estimator: Any, folder: str) -> None:
     if estimator.model_dir != folder:
         estimator._model_dir = folder
         estimator._config = estimator._config.replace(model_dir=folder)
+
+
+def registered_ops() -> Dict[str, Any]:
+    """Op type -> OpDef of all ops that this TensorFlow knows."""
+    from tensorflow.core.framework import op_def_pb2
+    from tensorflow.python.client import pywrap_tf_session as c_api
+
+    ops = op_def_pb2.OpList()
+    ops.ParseFromString(c_api.TF_GetBuffer(c_api.TF_GetAllOpList()))
+    return {op.name: op for op in ops.op}

@@ -2,8 +2,7 @@
 
 import pytest
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import op_def_pb2, types_pb2
-from tensorflow.python.client import pywrap_tf_session
+from tensorflow.core.framework import types_pb2
 
 from epl import compat
 from epl.errors import ProgramError
@@ -13,14 +12,7 @@ from tests.unit.graph_text import parse
 from tests.unit.machine import user_graph
 
 
-def registered():
-    """Name -> OpDef of all ops of this TensorFlow."""
-    ops = op_def_pb2.OpList()
-    ops.ParseFromString(pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList()))
-    return {op.name: op for op in ops.op}
-
-
-OPS = registered()
+OPS = compat.registered_ops()
 SETS = {name: ops for name, ops in vars(op_table).items() if isinstance(ops, frozenset) and ops and isinstance(next(iter(ops)), str)}
 
 
