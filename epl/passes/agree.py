@@ -15,7 +15,7 @@ from epl.ir import op_table
 from epl.ir.build import DT_FLOAT, DT_INT32, Builder
 from epl.ir.program import DIVIDE, FORWARD, Feed, Program, Ref
 from epl.passes.base import Pass
-from epl.passes.clone import instance_name, instances_at
+from epl.passes.instances import instance_name, instances_at
 from epl.planner.plan import Task
 
 GATE = "epl_gate"

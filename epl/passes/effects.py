@@ -9,7 +9,7 @@ from epl.ir import op_table
 from epl.ir.build import Builder
 from epl.ir.program import APPLY, FORWARD, Node, Program, Ref
 from epl.passes.base import Pass
-from epl.passes.clone import instance_name, instances_at
+from epl.passes.instances import instance_name, instances_at
 from epl.passes.rewire import add_controls
 from epl.planner.plan import Task
 

@@ -8,9 +8,9 @@ from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.build import Builder
 from epl.ir.program import FORWARD, Node, Program
-from epl.passes.clone import instance_name
 from epl.passes.communicate import Communicate
 from epl.passes.effects import assign_variable, read_variable, variable_dtype
+from epl.passes.instances import instance_name
 from epl.planner.plan import Task
 
 

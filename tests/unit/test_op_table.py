@@ -11,7 +11,6 @@ from epl.ir.program import Node
 from tests.unit.graph_text import parse
 from tests.unit.machine import user_graph
 
-
 OPS = compat.registered_ops()
 SETS = {name: ops for name, ops in vars(op_table).items() if isinstance(ops, frozenset) and ops and isinstance(next(iter(ops)), str)}
 

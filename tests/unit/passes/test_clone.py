@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from epl.errors import ProgramError
-from epl.passes.clone import Clone, derived_seed, instance_name
+from epl.passes.clone import Clone
+from epl.passes.instances import derived_seed, instance_name
 from tests.unit.graph_text import expect, subset
 from tests.unit.passes.steps import TRAIN, task, training, upto
 

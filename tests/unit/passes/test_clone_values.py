@@ -3,7 +3,8 @@
 import pytest
 
 from epl.errors import ProgramError
-from epl.passes.clone import Clone, tensor_label
+from epl.passes.clone import Clone
+from epl.passes.instances import tensor_label
 from epl.passes.merge_rules import merge_rule
 from tests.unit.graph_text import expect, parse, subset
 from tests.unit.passes.steps import TRAIN, task, training, upto

@@ -11,10 +11,8 @@ IDS = np.array([0, 1, 1, 3, 3, 3, 0, 2, 2, 1, 0, 0], np.int32)
 LAYOUTS = [
     dict(),
     dict(devices=2),
-    dict(m=3),
     dict(devices=2, m=3),
     dict(ranks=2, m=2),
-    dict(ranks=2, devices=3),
     dict(m=3, in_run=False),
     dict(ranks=2, m=2, in_run=False),
 ]
@@ -163,7 +161,7 @@ def test_the_sum_of_replicas_is_the_other_contract(devices, ranks):
     assert machine.value("w") == -(1.5 + 3 + 3.5 + 3)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[:6], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:4], ids=str)
 def test_noise_that_is_added_to_a_gradient(layout):
     with user_graph() as index:
         x = tf.placeholder(tf.float32, [None, 2], "x")

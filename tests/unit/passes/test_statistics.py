@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.passes.clone import instance_name
 from epl.passes.effects import Statistics
+from epl.passes.instances import instance_name
 from tests.unit.graph_text import expect, fingerprint, subset
 from tests.unit.machine import Machine, Plain, user_graph
 from tests.unit.passes.steps import apply, before, task, training

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.errors import ProgramError
-from epl.passes.clone import instance_name
+from epl.passes.instances import instance_name
 from epl.passes.sync import sync_program
 from tests.unit.graph_text import expect, fingerprint, parse
 from tests.unit.machine import Machine, user_graph
