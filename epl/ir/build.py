@@ -1,6 +1,6 @@
 """Building new nodes: a small vocabulary of TensorFlow ops."""
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from tensorflow.core.framework import types_pb2
 
@@ -130,8 +130,3 @@ class Builder:
         """Assign ("", "Add" or "Sub") to a resource variable; returns the node's name."""
         self.op("Assign%sVariableOp" % kind, name, [handle, value], controls, dtype=A.of_type(dtype))
         return name
-
-
-def names(refs: Sequence[Ref]) -> List[str]:
-    """The nodes behind references."""
-    return [r[0] for r in refs]

@@ -17,8 +17,6 @@ class Pass:
     """
 
     name = ""
-    preserves_numerics = True
-    """False for a pass that changes results on purpose (compression, mixed precision)."""
 
     def run(self, program: Program, task: Task) -> Program:
         raise NotImplementedError

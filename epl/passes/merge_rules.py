@@ -5,8 +5,6 @@ from typing import Set
 from epl.ir import op_table
 from epl.ir.program import DIVIDE, Program, Ref
 
-BY_COLLECTION = {"concat": "concat", "mean": "mean", "sum": "sum"}
-
 
 def batch_sizes(program: Program) -> Set[int]:
     """The static sizes of dimension 0 of what the program consumes per batch."""
@@ -38,8 +36,7 @@ def merge_rule(program: Program, ref: Ref, collection: str = "") -> str:
     micro-batch's value is taken.
     """
     if collection:
-        # "global_mean_objects" -> "mean"
-        return BY_COLLECTION[collection.split("_")[1]]
+        return collection.split("_")[1]  # "global_mean_objects" -> "mean"
     if has_batch_dimension(program, ref):
         return "concat"
     dtype = op_table.dtype_of(program, *ref)
