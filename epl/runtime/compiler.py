@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 from epl.env import Env
 from epl.ir import op_table
@@ -73,7 +73,13 @@ def traits_of(whole: Program, signature: Signature) -> Traits:
 
 @without_collection
 def compile_program(
-    whole: Program, signature: Signature, traits: Traits, plan: Plan, task: Task, instruments: Sequence[Instrument] = ()
+    whole: Program,
+    signature: Signature,
+    traits: Traits,
+    plan: Plan,
+    task: Task,
+    instruments: Sequence[Instrument] = (),
+    numbered: Callable[[str], str] = lambda key: key,
 ) -> Executable:
     """Run the passes.
 
@@ -82,6 +88,7 @@ def compile_program(
       signature, traits: what to run.
       plan: the plan of the graph.
       task: this rank and its devices, the part of a step; its plan, `parallel` and key are set here.
+      numbered: makes the key of one of several programs of the same shape its own.
     """
     closure = extract(whole, signature.fetches, signature.feeds, signature.modes if traits.parallel else [SAME] * len(signature.feeds))
     if not traits.trains:
@@ -89,7 +96,7 @@ def compile_program(
     lines = fingerprints(closure)
     digest = program_digest(closure, lines)
     part = task.part if traits.trains else WHOLE
-    key = ("%s%s%s" % (digest[:12], plan.digest()[:4], part[0])) if traits.parallel else "local"
+    key = numbered("%s%s%s" % (digest[:12], plan.digest()[:4], part[0])) if traits.parallel else "local"
     task = dataclasses.replace(task, plan=plan, parallel=traits.parallel, part=part, key=key)
     folder = os.environ.get("EPL_DUMP_PASSES")
     tools = list(instruments) + ([dump_instrument(folder, task)] if folder else [])
@@ -102,14 +109,10 @@ def compile_program(
         names = [v for v in facts.written(closure) if v in present or v in whole.nodes]
         written = tuple(v for v in names if v in whole.nodes)
     kinds = {n.op for n in program.nodes.values()}
+    draws = any(op_table.draws(program, n) for n in program.nodes.values())
     collective = any(k.startswith("Horovod") for k in kinds)
     variables = frozenset(n.origin for n in program.nodes.values() if n.op in op_table.VARIABLES and n.origin)
-    return Executable(program, task, lines, written, variables, collective, bool(kinds & op_table.DRAWS))
-
-
-def environment_task(rank: int, devices: Tuple[str, ...], stages: Tuple[Tuple[str, ...], ...], plan: Plan) -> Task:
-    """The part of a task that does not depend on the program."""
-    return Task(plan=plan, rank=rank, devices=devices, stages=stages)
+    return Executable(program, task, lines, written, variables, collective, draws)
 
 
 def plan_summary(plan: Plan) -> Dict[str, Any]:

@@ -70,6 +70,7 @@ class RankSession:
         self._last: Optional[Tuple[Call, Sequence[np.ndarray]]] = None
         self._thread = threading.local()
         self._agreed: Set[str] = set()
+        self._alike: Dict[str, List[Signature]] = {}
         self._steps = 0
         # Compiling and bookkeeping are short; a step may last, and may wait for another
         # thread (a queue runner) whose own program must be compiled meanwhile.
@@ -309,7 +310,7 @@ class RankSession:
         signature = Signature(call.fetches, tuple(s.name for s in call.feeds), modes)
         if self.plan.ranks > 1 and call.traits.parallel:
             self._connect()
-        executable = compile_program(whole, signature, call.traits, self.plan, self._task(part))
+        executable = compile_program(whole, signature, call.traits, self.plan, self._task(part), numbered=lambda key: self._numbered(key, signature))
         task = executable.task
         loaded = self.store.load(executable.program, task.key)
         user = {s.name: i for i, s in enumerate(call.feeds)}
@@ -319,6 +320,14 @@ class RankSession:
             last = self.store.load(ended_program(task.key, FLAG, executable.program.versions), "ended" + task.key)
             ended = self.store.callable_of(last)
         return Ready(executable, loaded, self.store.callable_of(loaded), order, ended, {})
+
+    def _numbered(self, key: str, signature: Signature) -> str:
+        """Programs of one shape (two optimizers with other rates) are told apart by the order of their first runs."""
+        known = self._alike.setdefault(key, [])
+        if signature not in known:
+            known.append(signature)
+        number = known.index(signature)
+        return "%s_%d" % (key, number) if number else key
 
     def programs(self) -> Iterator[Program]:
         """The programs compiled so far."""
