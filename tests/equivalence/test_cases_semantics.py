@@ -146,6 +146,27 @@ def test_row_06_two_optimizers(outcome):
         assert rank == pytest.approx([0.5, 0.25], rel=1e-5)
 
 
+def two_rates(run):
+    """Two updates of one shape: only a constant tells them apart."""
+    with run.program():
+        x = tf.placeholder(tf.float32, [None])
+        w = scalar("w", 1)
+        loss = tf.reduce_mean(x * w)
+        slow, fast = (tf.train.GradientDescentOptimizer(rate).minimize(loss) for rate in (0.1, 1.0))
+        with run.session() as session:
+            values = []
+            for train in (slow, fast, slow):
+                run.step(session, train, {x: np.float32([1, 3])})
+                values.append(float(session.run(w)))
+            return values
+
+
+@cases(two_rates, "1x2", "2x1")
+def test_row_06_two_updates_of_one_shape(outcome):
+    for rank in outcome.ranks:
+        assert rank == pytest.approx([0.8, -1.2, -1.4], rel=1e-5)
+
+
 def mapped(run, v2):
     """A mapped function with a weight in the loop."""
     with run.program(annotate="scope", control_flow_v2=v2):

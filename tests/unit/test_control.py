@@ -212,6 +212,7 @@ def test_a_failure_reaches_all_with_its_text():
         for error in errors:
             assert isinstance(error, RankFailedError)
             assert "rank 2" in str(error) and "in program 'train', step 9" in str(error) and "ValueError: bad data" in str(error)
+        seconds_until(lambda: all(channel.trouble for channel in channels))  # the failing rank is told last
         assert [channel.caused(channel.trouble) for channel in channels] == [False, False, True]
 
 
