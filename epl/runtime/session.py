@@ -3,14 +3,13 @@
 import contextlib
 import hashlib
 import threading
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl import compat
 from epl.env import Env
-from epl.errors import FeedError
 from epl.ir.graph import Graph
 from epl.ir.program import SAME, Program
 from epl.passes.agree import FLAG, GATE
@@ -18,37 +17,12 @@ from epl.passes.communicate import ANCHOR, ended_program
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
 from epl.runtime.agreement import refuse_other_programs
-from epl.runtime.compiler import LOCAL, Executable, Signature, Traits, compile_program, traits_of
-from epl.runtime.feeding import FeedSpec, as_array, check, modes_of
+from epl.runtime.calls import Call, Ready, feed_items, fetch_key, new_call
+from epl.runtime.compiler import Signature, Traits, compile_program
+from epl.runtime.feeding import as_array, check, modes_of
 from epl.runtime.graph_index import GraphIndex
 from epl.runtime.planning import local_devices, make_plan
-from epl.runtime.store import Loaded, Store
-
-
-class Ready(NamedTuple):
-    """An executable in the store, with the function that runs it."""
-
-    executable: Executable
-    loaded: Loaded
-    call: Callable[..., List[Any]]
-    order: Tuple[int, ...]
-    """For each feed of the program its position among the user's feeds; -1 is the anchor."""
-    ended: Optional[Callable[..., List[Any]]]
-    with_options: Dict[bytes, Callable[..., List[Any]]]
-    """The calls with run options (tracing), by the options: making one costs as much as a first run."""
-
-
-class Call:
-    """One distinct (fetches, feeds) of the user's `run`."""
-
-    def __init__(self, mapper: Any, fetches: Tuple[str, ...], feeds: Tuple[FeedSpec, ...], traits: Traits, keep: Any):
-        self.mapper = mapper
-        self.fetches = fetches
-        self.feeds = feeds
-        self.traits = traits
-        self.ready: Dict[Tuple[str, Tuple[str, ...]], Ready] = {}
-        self.is_tensor = tuple(":" in f for f in fetches)
-        self.keep = keep  # the key of a call is made of ids: its objects must live
+from epl.runtime.store import Store
 
 
 class RankSession:
@@ -110,7 +84,7 @@ class RankSession:
 
     def run(self, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None, options: Any = None, run_metadata: Any = None) -> Any:
         """What `tf.Session.run` does, on all replicas."""
-        names, values = self._feed_items(feed_dict)
+        names, values = feed_items(self.graph, feed_dict)
         call = self._call(fetches, names)
         arrays = [as_array(spec, value) for spec, value in zip(call.feeds, values)]
         results = self._execute(call, arrays, options, run_metadata)
@@ -335,51 +309,19 @@ class RankSession:
             for ready in list(call.ready.values()):
                 yield ready.executable.program
 
-    # Fetches and feeds of the user.
-
-    def _feed_items(self, feed_dict: Optional[Dict[Any, Any]]) -> Tuple[Tuple[str, ...], List[Any]]:
-        if not feed_dict:
-            return (), []
-        names: List[str] = []
-        values: List[Any] = []
-        for feed, value in feed_dict.items():
-            if isinstance(feed, tf.Tensor):
-                names.append(feed.name)
-                values.append(value)
-                continue
-            for tensor, part in compat.expand_feed(feed, value):
-                try:
-                    names.append(self.graph.as_graph_element(tensor, allow_operation=False).name)
-                except (TypeError, ValueError, KeyError) as error:
-                    raise FeedError("%r can't be fed: %s" % (getattr(tensor, "name", tensor), error)) from error
-                values.append(part)
-        return tuple(names), values
+    # Calls of the user.
 
     def _call(self, fetches: Any, feeds: Tuple[str, ...]) -> Call:
         local = self._is_local or not self.epl_graph.need_parallel
-        key = (_fetch_key(fetches), feeds, local)
+        key = (fetch_key(fetches), feeds, local)
         call = self._calls.get(key)
         if call is None:
             with self._lock:
                 call = self._calls.get(key)
                 if call is None:
-                    call = self._new_call(fetches, feeds, local)
+                    call = new_call(self.graph, self._index, fetches, feeds, local)
                     self._calls[key] = call
         return call
-
-    def _new_call(self, fetches: Any, feeds: Tuple[str, ...], local: bool) -> Call:
-        with self.graph.as_default():
-            mapper = compat.fetch_mapper(fetches)
-        elements = mapper.unique_fetches()
-        names = tuple(e.name for e in elements)
-        specs = []
-        for name in feeds:
-            tensor = self.graph.get_tensor_by_name(name)
-            dtype = tensor.dtype.base_dtype.as_numpy_dtype
-            shape = tensor.shape
-            specs.append(FeedSpec(name, np.dtype(dtype), None if shape.ndims is None else tuple(shape.as_list())))
-        traits = LOCAL if local else traits_of(self._index.whole(), Signature(names, feeds, (SAME,) * len(feeds)))
-        return Call(mapper, names, tuple(specs), traits, (fetches, elements))
 
     def make_callable(self, fetches: Any, feed_list: Optional[Sequence[Any]] = None, accept_options: bool = False) -> Callable[..., Any]:
         """What `tf.Session.make_callable` does."""
@@ -394,7 +336,7 @@ class RankSession:
                 raise TypeError("The callable takes no such argument; make it with accept_options=True for options and run_metadata")
             return self.run(fetches, dict(zip(feeds, values)), options, metadata)
 
-        self._call(fetches, self._feed_items({f: None for f in feeds})[0])
+        self._call(fetches, feed_items(self.graph, {f: None for f in feeds})[0])
         return run
 
     def close(self) -> None:
@@ -403,17 +345,6 @@ class RankSession:
             self._store.close()
             self._store = None
         self._calls.clear()
-
-
-def _fetch_key(fetches: Any) -> Any:
-    """A key under which the same nested fetch is found again."""
-    if isinstance(fetches, str):
-        return fetches
-    if isinstance(fetches, (list, tuple)):
-        return (type(fetches), tuple(_fetch_key(f) for f in fetches))
-    if isinstance(fetches, dict):
-        return (type(fetches), tuple((k, _fetch_key(v)) for k, v in fetches.items()))
-    return id(fetches)
 
 
 _ZERO = np.zeros((), np.int32)
