@@ -1,5 +1,6 @@
 """EPL, the Easy Parallel Library: distributed training from a single-device script."""
 
+import difflib
 import importlib
 from typing import Any, List
 
@@ -37,7 +38,8 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != "epl." + name:
                 raise
-    raise AttributeError("module 'epl' has no attribute %r" % name)
+    near = difflib.get_close_matches(name, __all__, 1)
+    raise AttributeError("module 'epl' has no attribute %r%s" % (name, "; did you mean %r?" % near[0] if near else ""))
 
 
 def __dir__() -> List[str]:
