@@ -1,6 +1,5 @@
 """EPL, the Easy Parallel Library: distributed training from a single-device script."""
 
-import difflib
 import importlib
 from typing import Any, List
 
@@ -38,8 +37,7 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != "epl." + name:
                 raise
-    near = difflib.get_close_matches(name, __all__, 1)
-    raise AttributeError("module 'epl' has no attribute %r%s" % (name, "; did you mean %r?" % near[0] if near else ""))
+    raise AttributeError("module 'epl' has no attribute %r" % name)
 
 
 def __dir__() -> List[str]:
