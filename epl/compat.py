@@ -402,3 +402,12 @@ def registered_ops() -> Dict[str, Any]:
     ops = op_def_pb2.OpList()
     ops.ParseFromString(c_api.TF_GetBuffer(c_api.TF_GetAllOpList()))
     return {op.name: op for op in ops.op}
+
+
+def push_device(graph: tf.Graph, name: str) -> None:
+    """Give a graph a default device for good.
+
+    `graph.device(name)`, entered and never left, would be closed by the garbage
+    collector, which complains when it does so on another thread.
+    """
+    graph._add_device_to_stack(name)  # pylint: disable=protected-access

@@ -30,15 +30,9 @@ def push_default_device(graph: Any, cluster: "Cluster") -> bool:
     name = default_device(cluster)
     if name is None or graph.building_function or getattr(graph, _MARK, None) == name:
         return False
-    _push_device(graph, name)
+    # Imported here, so that laying out a cluster from plain data needs no TensorFlow.
+    from epl import compat
+
+    compat.push_device(graph, name)
     setattr(graph, _MARK, name)
     return True
-
-
-def _push_device(graph: Any, name: str) -> None:
-    """Push a device without a context that pops it.
-
-    `graph.device(name)`, entered and never left, would be closed by the garbage
-    collector, which complains when it does so on another thread.
-    """
-    graph._add_device_to_stack(name)
