@@ -10,6 +10,7 @@ distribution differs.
 import argparse
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def start_side(side, model, steps):
             env_of = dict(env, TF_CONFIG=json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}))
             started.append(subprocess.Popen(me, env=env_of, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
         texts = [p.communicate()[0] for p in started]
-    found = [float(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("MS ")]
+    found = [float(value) for text in texts for value in re.findall(r"MS (\d+\.\d{3})", text)]  # mpirun may join lines
     if len(found) != 2:
         raise SystemExit("the %s side of %s failed; run it with --side to see why" % (side, model))
     return max(found)

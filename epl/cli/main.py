@@ -17,6 +17,7 @@ class Command(NamedTuple):
 
 COMMANDS: Dict[str, Command] = {
     "version": Command("epl.cli.version", "print the version of EPL"),
+    "plan": Command("epl.cli.plan", "show what EPL would do with a script: taskgraphs, devices, what crosses between them"),
     "doctor": Command("epl.cli.doctor", "check this machine: Python, TensorFlow, Horovod, MPI, devices, ranks"),
 }
 

@@ -1,6 +1,6 @@
 """Names of the node attributes that carry the strategy in the GraphDef itself."""
 
-from typing import Any, List
+from typing import Any, Iterable, List
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -46,6 +46,10 @@ PRIVATE = (TASKGRAPH, BACKWARD, RAW_GRADIENT, APPLY_GRADIENT, SEED, SYNC, COLLEC
 
 def of_int(value: int) -> AttrValue:
     return AttrValue(i=value)
+
+
+def of_ints(values: Iterable[int]) -> AttrValue:
+    return AttrValue(list=AttrValue.ListValue(i=list(values)))
 
 
 def of_bool(value: bool) -> AttrValue:

@@ -327,6 +327,13 @@ def is_handle(node: Node, index: int, program: Optional[Program] = None) -> bool
     return False
 
 
+@functools.lru_cache(maxsize=None)
+def takes_references(op: str) -> bool:
+    """True for an op with an input that is a reference to a variable."""
+    definition = compat.op_def(op)
+    return definition is not None and any(arg.is_ref for arg in definition.input_arg)
+
+
 def is_stateful(node: Node, program: Optional[Program] = None) -> bool:
     """True for an op that TensorFlow must not fold, merge or drop."""
     return bool(_signature(node, program).is_stateful)

@@ -155,6 +155,7 @@ class Program:
       agreement: what the agree pass added (`epl.passes.agree.Agreement`), else None.
       assignment: node -> its taskgraph (`epl.passes.assign.Assigned`), as decided on the whole
         graph; None for a graph with one taskgraph.
+      groups: the groups of processes that talk among themselves, the same list on all ranks.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class Program:
         ragged: Sequence[Ref] = (),
         agreement: Any = None,
         assignment: Optional[Mapping[str, Any]] = None,
+        groups: Sequence[Tuple[int, ...]] = (),
     ):
         self.nodes = nodes
         self.fetches = tuple(fetches)
@@ -188,6 +190,7 @@ class Program:
         self.ragged = tuple(ragged)
         self.agreement = agreement
         self.assignment = assignment
+        self.groups = tuple(groups)
         self._functions: Optional[Dict[str, function_pb2.FunctionDef]] = None
         self._consumers: Optional[Dict[str, List[Tuple[str, int]]]] = None
 
@@ -296,7 +299,7 @@ class Program:
 
 _FIELDS = (
     "nodes", "fetches", "targets", "feeds", "library", "versions", "facts", "raw_gradients", "apply_gradients", "collections", "shape_of",
-    "ragged", "agreement", "assignment",
+    "ragged", "agreement", "assignment", "groups",
 )
 
 LOOP_BACK = ("NextIteration", "RefNextIteration")

@@ -104,15 +104,14 @@ class Views:
         return self._cache["late"]
 
     def _compile(self, targets: List[str]) -> Program:
-        from epl.planner.plan import LAST, WHOLE, Task
+        from epl.planner.plan import LAST, WHOLE
         from epl.runtime.compiler import Signature, Traits, compile_program
-        from epl.runtime.planning import local_devices, make_plan
+        from epl.runtime.planning import make_plan, make_task
 
         plan = make_plan(self.graph)
-        devices, stages = local_devices(self.graph, plan)
         # Of a step that spans several runs the last one is shown: it does all that the others do, and updates.
         part = LAST if plan.runs_per_step > 1 else WHOLE
-        task = Task(plan=plan, rank=Env.get().cluster.worker_index, devices=devices, stages=stages, part=part)
+        task = make_task(self.graph, plan, part)
         fed = self._placeholders(targets)
         signature = Signature(tuple(targets), tuple("%s:0" % name for name in fed), tuple(fed.values()))
         return compile_program(self.whole, signature, Traits(True, True, ()), plan, task).program

@@ -51,14 +51,20 @@ class Agree(Pass):
     def run(self, program: Program, task: Task) -> Program:
         if not task.parallel:
             return program.replace(agreement=Agreement())
-        draws = [n for n in program.nodes.values() if n.origin in program.facts.batch and op_table.draws(program, n)]
-        if not draws and uneven_feed(program, task) is None:
+        facts = program.facts
+        draws = [n for n in program.nodes.values() if n.origin in facts.batch and op_table.draws(program, n)]
+        ends = bool(draws) if not task.spread else facts.draws
+        found = ragged_component(program)
+        if found is None:
+            feed = uneven_feed(program, task)
+            # Each instance has its part of the fed rows.
+            found = (feed.ref[0], 0) if feed is not None else None
+        if not ends and found is None:
             return program.replace(agreement=Agreement())
         nodes = dict(program.nodes)
         build = Builder(nodes, task.host, FORWARD)
-        endings = program.facts.endings
-        drawn = list(dict.fromkeys(e for n in draws for e in instances_at(program, task, n, endings.done(n.origin))))
-        sizes = _sizes(program, task, build)
+        drawn = list(dict.fromkeys(e for n in draws for e in instances_at(program, task, n, facts.endings.done(n.origin))))
+        sizes = _sizes(program, task, build, found) if found is not None else {}
         local = build.add_n("epl_batch/local", [sizes[k] for k in sorted(sizes)], DT_FLOAT) if sizes else None
         if task.ranks == 1:
             build.no_op(GATE, drawn)
@@ -66,9 +72,13 @@ class Agree(Pass):
         one = build.const(FLAG + "/one", 1.0, DT_FLOAT)
         count = local or build.const(FLAG + "/none", 0.0, DT_FLOAT)
         said = build.op("Pack", FLAG + "/said", [one, count], drawn, N=A.of_int(2), T=A.of_type(DT_FLOAT), axis=A.of_int(0))
+        if task.spread and found is not None:
+            said = _with_all_sizes(task, build, said, sizes)
         summed = build.op("EplAllReduce", FLAG, [said], info={"dtype": DT_FLOAT, "scale": 1.0, "name": FLAG})
-        total = build.element(FLAG + "/total", summed, 1, DT_FLOAT) if sizes else None
-        if not draws:  # what is fed does not end
+        total = build.element(FLAG + "/total", summed, 1, DT_FLOAT) if found is not None else None
+        if task.spread and found is not None:
+            sizes = _all_sizes(task, build, summed)
+        if not ends:  # what is fed does not end
             return program.replace(nodes=nodes, agreement=Agreement(None, sizes, local, total))
         present = build.element(FLAG + "/present", summed, 0, DT_FLOAT)
         everybody = build.const(FLAG + "/everybody", float(task.ranks), DT_FLOAT)
@@ -77,27 +87,42 @@ class Agree(Pass):
         return program.replace(nodes=nodes, agreement=Agreement(GATE, sizes, local, total))
 
 
-def _sizes(program: Program, task: Task, build: Builder) -> Dict[Tuple[int, int], Ref]:
-    found = ragged_component(program)
-    if found is None:
-        feed = uneven_feed(program, task)
-        if feed is None:
-            return {}
-        # The first instance has the dtype; each has its part of the fed rows.
-        found = (feed.ref[0], 0), op_table.dtype_of(program, feed.ref[0], 0)
-    (origin, index), dtype = found
+def _sizes(program: Program, task: Task, build: Builder, found: Ref) -> Dict[Tuple[int, int], Ref]:
+    """The rows of the batches that this process draws or is fed."""
+    origin, index = found
     sizes: Dict[Tuple[int, int], Ref] = {}
-    for replica in range(task.local_replicas):
+    for replica in task.holding(0 if task.spread else None):
         for micro_batch in range(task.micro_batches):
             name = "epl_batch/size_%d_%d" % (replica, micro_batch)
             drawn = (instance_name(origin, replica, micro_batch), index)
+            dtype = op_table.dtype_of(program, *drawn)
             sizes[replica, micro_batch] = build.cast(name, build.dim0(name + "/rows", drawn, dtype), DT_INT32, DT_FLOAT)
     return sizes
 
 
+def _with_all_sizes(task: Task, build: Builder, said: Ref, sizes: Dict[Tuple[int, int], Ref]) -> Ref:
+    """Tell the sizes to the processes of later stages, which draw nothing: one element for each batch of the step."""
+    count = task.plan.replicas * task.micro_batches
+    if sizes:
+        keys = sorted(sizes)
+        at = build.const(FLAG + "/positions", [[task.global_index(*key)] for key in keys], DT_INT32)
+        packed = build.pack(FLAG + "/sizes", [sizes[key] for key in keys], DT_FLOAT)
+        length = build.const(FLAG + "/length", [count], DT_INT32)
+        own = build.op("ScatterNd", FLAG + "/own", [at, packed, length], T=A.of_type(DT_FLOAT), Tindices=A.of_type(DT_INT32))
+    else:
+        own = build.const(FLAG + "/own", [0.0] * count, DT_FLOAT)
+    return build.concat(FLAG + "/all", [said, own], DT_FLOAT)
+
+
+def _all_sizes(task: Task, build: Builder, summed: Ref) -> Dict[Tuple[int, int], Ref]:
+    """The sizes of all batches of the local replicas."""
+    keys = [(replica, micro_batch) for replica in range(task.local_replicas) for micro_batch in range(task.micro_batches)]
+    return {key: build.element("%s/size_%d_%d" % ((FLAG,) + key), summed, 2 + task.global_index(*key), DT_FLOAT) for key in keys}
+
+
 def uneven_feed(program: Program, task: Task) -> Optional[Feed]:
     """The fed batch whose number of rows may differ between ranks, or None."""
-    if task.ranks == 1 or task.plan.reduce_method != "mean" or not program.facts.gradients:
+    if task.ranks == 1 or task.plan.replicas == 1 or task.plan.reduce_method != "mean" or not program.facts.gradients:
         return None
     for feed in program.feeds:
         if feed.mode == DIVIDE and feed.ref[1] == 0:
@@ -107,16 +132,14 @@ def uneven_feed(program: Program, task: Task) -> Optional[Feed]:
     return None
 
 
-def ragged_component(program: Program) -> Optional[Tuple[Ref, int]]:
-    """The input component whose dimension 0 is a batch that may be smaller at the end, and its dtype."""
+def ragged_component(program: Program) -> Optional[Ref]:
+    """The input component whose dimension 0 is a batch that may be smaller at the end."""
     facts = program.facts
     for ref in program.ragged:
         if ref[0] not in facts.batch:
             continue
-        # The user's node is gone after cloning; its first instance has the same types.
-        dtype = op_table.dtype_of(program, *ref)
         # Drawn in a conditional: its size is known where the branches join.
         value = facts.endings.value(ref)
         if not facts.endings.in_branch(value[0]):
-            return value, dtype
+            return value
     return None

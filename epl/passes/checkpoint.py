@@ -1,8 +1,9 @@
-"""Checkpoint: the chief alone writes checkpoints and event files."""
+"""Checkpoint: the chief alone writes checkpoints and event files, but for the parts of a pipeline's stages."""
 
-from epl.ir.program import Program
+from epl.ir.program import Node, Program
 from epl.passes.base import Pass
 from epl.passes.communicate import COLLECTIVES
+from epl.passes.parts import trimmed
 from epl.planner.plan import Task
 
 WRITES = frozenset(
@@ -32,13 +33,22 @@ class Checkpoint(Pass):
     name = "checkpoint"
 
     def run(self, program: Program, task: Task) -> Program:
-        if task.chief or not any(n.op in WRITES for n in program.nodes.values()):
+        if task.spread:
+            program = trimmed(program)
+        if not any(n.op in WRITES and not self._writes(task, n) for n in program.nodes.values()):
             return program
         nodes = {}
         for name, node in program.nodes.items():
-            if node.op in WRITES:
+            if node.op in WRITES and not self._writes(task, node):
                 node = node.replace(op="NoOp", proto=None, inputs=(), attrs={})
             nodes[name] = node
         # The chief takes part in collectives whose results only it writes; so must all.
         collectives = tuple(n.name for n in nodes.values() if n.op in COLLECTIVES)
         return program.replace(nodes=nodes, targets=program.targets + collectives).pruned()
+
+    @staticmethod
+    def _writes(task: Task, node: Node) -> bool:
+        """The chief writes; what belongs to a stage of the first replica, the process that holds it."""
+        if not task.spread or node.taskgraph is None:
+            return task.chief
+        return task.replica_id(node.replica) == 0

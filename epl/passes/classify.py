@@ -22,6 +22,7 @@ from epl.ir.program import APPLY, BACKWARD, FORWARD, Node, Program, Ref
 from epl.ir.tags import GradientTag, data_ancestors
 from epl.passes.assign import assign
 from epl.passes.base import Pass
+from epl.passes.stages import join_sparse, settle
 from epl.planner.plan import WHOLE, Task
 
 
@@ -38,6 +39,7 @@ class Facts:
       variables_of: node that is given handles or references of variables -> those variables.
       writes: node that may change variables -> those variables.
       endings: after which nodes a node of a loop or conditional is done.
+      draws: whether elements of inputs are taken, by whatever process.
     """
 
     gradients: Dict[Ref, GradientTag]
@@ -48,6 +50,7 @@ class Facts:
     variables_of: Dict[str, Tuple[str, ...]]
     writes: Dict[str, Tuple[str, ...]]
     endings: Endings
+    draws: bool = False
 
     def written(self, program: Program) -> List[str]:
         """Variables that a program with the user's names writes, in node order."""
@@ -94,12 +97,22 @@ class Classify(Pass):
             _refuse_updates_between(program, above, apply, touched, writes)
         shared = {n.name for n in order if n.op in op_table.SHARED_HANDLES or n.op in op_table.SHARED_WRITES}
         outputs = {n.name for n in order if n.op in op_table.SUMMARIES and n.name not in frames}
-        batch = _batch_nodes(program, gradients, phases, frames, shared, outputs, touched, writes) if task.parallel else set()
+        batch: Set[str] = set()
+        if task.parallel or task.spread:
+            batch = _batch_nodes(program, gradients, phases, frames, shared, outputs, touched, writes)
         taskgraphs = _taskgraphs(program, task)
+        if task.stages:
+            taskgraphs = settle(program, task, order, taskgraphs, batch, shared | outputs, frames)
+        if not task.parallel:
+            batch = set()
         nodes = {name: _stamp(node, phases[name], taskgraphs[name]) for name, node in program.nodes.items()}
+        program = program.replace(nodes=nodes)
+        if task.spread:
+            program, gradients = join_sparse(program, gradients, batch)
         endings = Endings(program, order, ignored=apply)
-        facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched, writes, endings)
-        return program.replace(nodes=nodes, facts=facts)
+        draws = any(n.name in batch and op_table.draws(program, n) for n in order)
+        facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched, writes, endings, draws)
+        return program.replace(facts=facts)
 
 
 def _taskgraphs(program: Program, task: Task) -> Dict[str, Optional[int]]:

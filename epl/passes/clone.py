@@ -17,6 +17,8 @@ from epl.ir.program import APPLY, DIVIDE, Feed, Node, Program, Ref
 from epl.ir.tags import partners
 from epl.passes.assign import state_of
 from epl.passes.base import Pass
+from epl.passes.boundary import Boundary
+from epl.passes.cut import process_groups
 from epl.passes.instances import derived_seed, instance_name, tensor_label
 from epl.passes.merge_rules import merge_rule
 from epl.planner.plan import Task
@@ -33,10 +35,12 @@ class Clone(Pass):
     name = "clone"
 
     def run(self, program: Program, task: Task) -> Program:
-        return _Cloner(program, task).run()
+        return Cloner(program, task).run()
 
 
-class _Cloner:
+class Cloner:
+    """One run of the clone pass."""
+
     def __init__(self, program: Program, task: Task):
         if program.facts is None:
             raise ProgramError("The clone pass needs a classified program")
@@ -51,6 +55,9 @@ class _Cloner:
         self.partners = partners(self.facts.gradients)
         self.pairs = {ref: tuple(c[k] for k in ("values", "indices")) for c in self.partners.values() for ref in c.values()}
         self.instances = [(r, m) for r in range(self.replicas) for m in range(self.batches)]
+        self.boundary = Boundary(self) if task.spread else None
+        self.first = self.boundary.first if self.boundary else 0
+        self.fed: Dict[str, str] = {}
         self.batch_reads, self.batch_writes = self._batch_accesses()
 
     def run(self) -> Program:
@@ -60,43 +67,59 @@ class _Cloner:
             if node.name in batches:
                 self._divide(node, batches[node.name].mode)
             elif node.name in self.facts.batch:
-                for replica, micro_batch in self.instances:
+                for replica, micro_batch in self.instances_of(node.taskgraph):
                     self._emit(node, replica, micro_batch)
-            elif node.name in self.facts.shared or node.name in self.facts.outputs or self._is_feed(node):
-                self._emit(node, 0, None)
+            elif self.is_once(node):
+                self._emit(node, self.first, None)
+                if self.boundary is not None:
+                    self.boundary.join(node)
             else:
-                for replica in range(self.replicas):
+                for replica in self.task.holding(node.taskgraph):
                     self._emit(node, replica, None)
         targets: List[str] = []
         for target in program.targets:
-            targets.extend(self._all(target))
+            targets.extend(self.all_of(target))
         fetches = [self._fetch(ref) for ref in program.fetches]
-        feeds = [f._replace(node=f.node + FED) if f.is_batch and len(self.instances) > 1 else f for f in program.feeds]
+        feeds = [f._replace(node=self.fed.get(f.node, f.node)) for f in program.feeds]
         nodes = dict(self.nodes)
         nodes.update(self.extra)
+        if self.boundary is not None:
+            targets.extend(self.boundary.close(nodes))
+            program = program.replace(groups=process_groups(program, self.task.plan, self.task.parallel))
         return program.replace(nodes=nodes, targets=list(dict.fromkeys(targets)), fetches=fetches, feeds=feeds)
 
-    # Instances.
+    # Instances and places.
 
     def _is_feed(self, node: Node) -> bool:
-        return any(f.node == node.name for f in self.program.feeds) if node.op == "Placeholder" else False
+        """True for a fed value that is the same for all."""
+        return any(f.node == node.name and not f.is_batch for f in self.program.feeds) if node.op == "Placeholder" else False
+
+    def is_once(self, node: Node) -> bool:
+        """True for what exists once in this process whatever the number of replicas."""
+        return node.name in self.facts.shared or node.name in self.facts.outputs or self._is_feed(node)
+
+    def instances_of(self, taskgraph: Optional[int]) -> List[Tuple[int, int]]:
+        """The instances of a batch node that this process holds."""
+        return [(r, m) for r in self.task.holding(taskgraph) for m in range(self.batches)]
+
+    def stage_of(self, name: str) -> Optional[int]:
+        return self.program.nodes[name].taskgraph
 
     def _name(self, name: str, replica: int, micro_batch: Optional[int]) -> str:
         """The instance of a node that instance (replica, micro_batch) of another one sees."""
         if name in self.facts.batch:
             return instance_name(name, replica, micro_batch)
-        node = self.program.nodes[name]
-        if name in self.facts.shared or name in self.facts.outputs or self._is_feed(node):
+        if self.is_once(self.program.nodes[name]):
             return name
         return instance_name(name, replica, None)
 
-    def _all(self, name: str) -> List[str]:
-        """All instances of a node."""
+    def all_of(self, name: str) -> List[str]:
+        """All instances of a node that this process holds."""
         if name in self.facts.batch:
-            return [instance_name(name, r, m) for r, m in self.instances]
+            return [instance_name(name, r, m) for r, m in self.instances_of(self.stage_of(name))]
         if self._name(name, 1, None) == name:
             return [name]
-        return [instance_name(name, r, None) for r in range(self.replicas)]
+        return [instance_name(name, r, None) for r in self.task.holding(self.stage_of(name))]
 
     def _host_nodes(self) -> Set[str]:
         """Nodes that must sit where the shared resources are: those given a handle of one."""
@@ -119,7 +142,7 @@ class _Cloner:
 
     def _emit(self, node: Node, replica: int, micro_batch: Optional[int]) -> None:
         attrs = dict(node.attrs)
-        name = instance_name(node.name, replica, micro_batch)
+        name = self._name(node.name, replica, micro_batch)
         self._own_state(node, name, attrs)
         own = op_table.OWN_NAMES.get(node.op)
         if own is not None and name != node.name:
@@ -152,24 +175,26 @@ class _Cloner:
 
     def _divide(self, node: Node, mode: str) -> None:
         """A fed batch is divided evenly, in order, over replicas and micro-batches, or given to each."""
-        parts = self.replicas * self.batches
+        instances = self.instances_of(node.taskgraph)
         dtype = node.attr("dtype")
-        if parts == 1:
+        if self.instances == [(0, 0)]:
             self._emit_plain(node)
             return
+        self.fed[node.name] = node.name + FED
         self._emit_plain(node, node.name + FED)
         axis = node.name + "/epl_axis"
         split = node.name + "/epl_split"
-        if mode == DIVIDE:
-            self._split(node, axis, split, parts)
-        for position, (replica, micro_batch) in enumerate(self.instances):
+        divided = mode == DIVIDE and len(instances) > 1
+        if divided:
+            self._split(node, axis, split, len(instances))
+        for position, (replica, micro_batch) in enumerate(instances):
             name = instance_name(node.name, replica, micro_batch)
             self.nodes[name] = Node(
                 name,
                 "Identity",
-                [(split, position) if mode == DIVIDE else (node.name + FED, 0)],
+                [(split, position) if divided else (node.name + FED, 0)],
                 attrs={"T": dtype},
-                device=self.task.devices[replica],
+                device=self.task.device_of(replica, node.taskgraph),
                 origin=node.name,
                 replica=replica,
                 micro_batch=micro_batch,
@@ -192,12 +217,27 @@ class _Cloner:
     # Edges.
 
     def _input(self, node: Node, ref: Ref, replica: int, micro_batch: Optional[int]) -> Ref:
-        source, index = ref
+        form = self.form(node, ref, micro_batch)
+        if self.boundary is None or self.stage_of(ref[0]) is None:
+            return self.here(ref, form, replica, micro_batch)
+        return self.boundary.input(node, ref, form, replica, micro_batch)
+
+    def form(self, node: Node, ref: Ref, micro_batch: Optional[int]) -> str:
+        """In which form a node is given a tensor (`epl.passes.cut.Value`)."""
         if node.phase == APPLY and ref in self.facts.gradients:
+            return "gradient"
+        if micro_batch is None and ref[0] in self.facts.batch:
+            collection = self._collection_for(node, ref)
+            return "merged." + collection if collection else "merged"
+        return ""
+
+    def here(self, ref: Ref, form: str, replica: int, micro_batch: Optional[int]) -> Ref:
+        """A tensor in one form, of a stage that this process holds."""
+        if form == "gradient":
             return self._aggregate(ref), replica
-        if micro_batch is None and source in self.facts.batch:
-            return self._merge(ref, replica, across=True, collection=self._collection_for(node, ref))
-        return self._name(source, replica, micro_batch), index
+        if form:
+            return self._merge(ref, replica, across=True, collection=form.partition(".")[2])
+        return self._name(ref[0], replica, micro_batch), ref[1]
 
     def _collection_for(self, node: Node, ref: Ref) -> str:
         """A summary of a collected tensor shows the merged value that its collection asks for."""
@@ -207,13 +247,16 @@ class _Cloner:
     def _controls(self, node: Node, replica: int, micro_batch: Optional[int]) -> List[str]:
         controls: List[str] = []
         for source in node.controls:
-            if micro_batch is None and source in self.facts.batch:
-                controls.extend(instance_name(source, replica, m) for m in range(self.batches))
-            else:
-                controls.append(self._name(source, replica, micro_batch))
+            controls.extend(self.met(source, replica, micro_batch))
         if micro_batch is not None:
             controls.extend(self._earlier(node, replica, micro_batch))
         return list(dict.fromkeys(controls))
+
+    def met(self, name: str, replica: int, micro_batch: Optional[int]) -> List[str]:
+        """The instances of a node that instance (replica, micro_batch) of another one meets."""
+        if micro_batch is None and name in self.facts.batch:
+            return [instance_name(name, replica, m) for m in range(self.batches)]
+        return [self._name(name, replica, micro_batch)]
 
     def _earlier(self, node: Node, replica: int, micro_batch: int) -> List[str]:
         """Instances that must come first: draws of one input, and state written per micro-batch."""
@@ -221,8 +264,9 @@ class _Cloner:
         if node.name in facts.frames and (node.op not in op_table.ENTERS or self._frame_of_inputs(node)):
             return []  # a loop waits as a whole, where it is entered
         if op_table.draws(self.program, node) and node.name not in facts.frames:
-            position = self.instances.index((replica, micro_batch))
-            return [instance_name(e, *self.instances[position - 1]) for e in self._done(node.name)] if position else []
+            instances = self.instances_of(node.taskgraph)
+            position = instances.index((replica, micro_batch))
+            return [instance_name(e, *instances[position - 1]) for e in self._done(node.name)] if position else []
         if not micro_batch:
             return []
         found: Dict[str, None] = {}
@@ -262,28 +306,30 @@ class _Cloner:
             tag = self.facts.gradients[ref]
             # The values and indices of a sparse gradient come in the same instances, also when one of them is always the same.
             # Ranks may hold different constants (samples read in Python): over ranks every gradient is reduced.
-            batch = self.task.ranks > 1 or any(s in self.facts.batch for s, _ in self.pairs.get(ref, (ref,)))
+            batch = len(self.task.group(self.stage_of(ref[0]))) > 1 or any(s in self.facts.batch for s, _ in self.pairs.get(ref, (ref,)))
             info = {"ref": ref, "tag": tag, "batch": batch, "indices": None, "values": None}
             if ref in self.partners:
                 info["indices"] = self.partners[ref]["indices"]
             elif tag.component == "indices" and ref in self.pairs:
                 info["values"] = self.pairs[ref][0]
-            self.extra[name] = Node(name, AGGREGATE, self._parts(ref, batch), origin=ref[0], phase=APPLY, info=info)
+            stage = self.stage_of(ref[0])
+            self.extra[name] = Node(name, AGGREGATE, self._parts(ref, batch), origin=ref[0], phase=APPLY, info=info, taskgraph=stage)
         return name
 
     def _parts(self, ref: Ref, batch: bool) -> List[Ref]:
         source, index = ref
-        instances = self.instances if batch else [(r, 0) for r in range(self.replicas)]
+        instances = self.instances_of(self.stage_of(source)) if batch else [(r, 0) for r in self.task.holding(self.stage_of(source))]
         return [(self._name(source, r, m), index) for r, m in instances]
 
     def _merge(self, ref: Ref, replica: int, across: bool, collection: str = "") -> Ref:
         """One value out of the instances of a tensor: of all replicas, or of one replica's micro-batches."""
         source, index = ref
         rule = merge_rule(self.program, ref, collection)
-        instances = self.instances if across else [(replica, m) for m in range(self.batches)]
+        stage = self.stage_of(source)
+        instances = self.instances_of(stage) if across else [(replica, m) for m in range(self.batches)]
         if across and not collection and self._is_noise(source):
-            rule, instances = "first", self.instances[:1]
-        if len(instances) == 1 and not (across and self.task.ranks > 1):
+            rule, instances = "first", instances[:1]
+        if len(instances) == 1 and not (across and len(self.task.group(stage)) > 1):
             return instance_name(source, *instances[0]), index
         if rule == "last":
             return self._whole(ref, replica) if across else (instance_name(source, *instances[-1]), index)
@@ -307,7 +353,15 @@ class _Cloner:
 
     def _add_merge(self, name: str, ref: Ref, parts: Sequence[Ref], rule: str, across: bool, instances: Sequence[Tuple[int, int]]) -> None:
         info = {"rule": rule, "across": across, "ref": ref, "instances": tuple(instances)}
-        self.extra[name] = Node(name, MERGE, parts, origin=ref[0], device=self.task.devices[0], info=info)
+        stage = self.stage_of(ref[0])
+        self.extra[name] = Node(name, MERGE, parts, origin=ref[0], device=self.task.home(stage), info=info, taskgraph=stage)
+
+    def true(self) -> Ref:
+        """A constant."""
+        name = "epl_true"
+        if name not in self.extra:
+            self.extra[name] = Node(name, "Const", attrs={"dtype": A.of_type(10), "value": A.of_tensor(True, 10)}, device=self.task.host)
+        return name, 0
 
     def _whole(self, ref: Ref, replica: int) -> Ref:
         """A value with no merge rule (a flag, a count), computed anew from merged inputs."""
@@ -331,22 +385,29 @@ class _Cloner:
         feed = next((f for f in self.program.feeds if f.node == source), None)
         if feed is not None:
             return self._fed_value(feed)
+        if self.boundary is None or self.stage_of(source) is None:
+            return self.fetched(ref, self.first)
+        return self.boundary.fetch(ref)
+
+    def fetched(self, ref: Ref, replica: int) -> Ref:
+        """The value that a fetch returns, of a stage that this process holds."""
+        source, index = ref
         if ref in self.facts.gradients and self.task.parallel:
-            return self._aggregate(ref), 0
+            return self._aggregate(ref), replica
         if not self.task.parallel:
-            return self._name(source, 0, None), index
+            return self._name(source, replica, None), index
         collection = self.program.collections.get(ref, "")
         across = collection.startswith("global")
         if source in self.facts.batch:
-            return self._merge(ref, 0, across, collection)
+            return self._merge(ref, replica, across, collection)
         if collection:
             return self._merge_collected(ref, across, collection)
-        return self._name(source, 0, None), index
+        return self._name(source, replica, None), index
 
     def _fed_value(self, feed: Feed) -> Ref:
         """What is fed, as a tensor of its own: a callable may not fetch a tensor that it feeds."""
         name = "epl_fed/" + feed.node
-        source = feed.node + FED if feed.is_batch and len(self.instances) > 1 else feed.node
+        source = self.fed.get(feed.node, feed.node)
         dtype = self.program.nodes[feed.node].attr("dtype")
         self.extra[name] = Node(name, "Identity", [(source, 0)], attrs={"T": dtype}, device=self.task.host)
         return name, 0
@@ -354,7 +415,7 @@ class _Cloner:
     def _merge_collected(self, ref: Ref, across: bool, collection: str) -> Ref:
         """A collected tensor that is the same in all micro-batches (for example of weights alone)."""
         source, index = ref
-        instances = self.instances if across else [(0, m) for m in range(self.batches)]
+        instances = self.instances_of(self.stage_of(source)) if across else [(self.first, m) for m in range(self.batches)]
         name = "epl_merge/%s/%s" % (tensor_label(ref), collection)
         parts = [(self._name(source, r, None), index) for r, _ in instances]
         self._add_merge(name, ref, parts, merge_rule(self.program, ref, collection), across, instances)

@@ -7,7 +7,9 @@ program's key and never depend on what else was compiled before, so that all ran
 agree on them.
 """
 
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Optional, Sequence, Set
+
+import numpy as np
 
 from epl.errors import ProgramError
 from epl.ir import attrs as A
@@ -15,6 +17,7 @@ from epl.ir import op_table
 from epl.ir.build import DT_INT32, Builder
 from epl.ir.program import APPLY, Feed, Node, Program, Ref
 from epl.passes.base import Pass
+from epl.passes.cut import RECEIVE, SEND, SHARE, TRANSFERS
 from epl.passes.rewire import rewire
 from epl.planner.plan import Task
 
@@ -22,7 +25,11 @@ ANCHOR = "epl_anchor"
 """Placeholder (int32 scalar) that is fed 0 in every run of a program with collectives."""
 
 COLLECTIVES = ("EplAllReduce", "EplAllGather", "EplBroadcast")
+RANKS = "_epl_ranks"
+"""Attribute of a Horovod op: the ranks that take part; left out for all of them."""
 _SUM, _MAX = 1, 4
+_OF_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"))
+"""Ops whose results TensorFlow knows without their inputs' values, when the shapes are static."""
 _BFLOAT16, _UINT16, _FLOAT, _BOOL = 14, 17, 1, 10
 _REDUCIBLE = frozenset((4, 6, 3, 9, 19, 1, 2))
 _MOVABLE = _REDUCIBLE | {_BOOL, 5, _UINT16}
@@ -31,8 +38,9 @@ _MOVABLE = _REDUCIBLE | {_BOOL, 5, _UINT16}
 def collective_name(key: str, label: str, scope: str = "epl_comm") -> str:
     """Node name of a collective. Ranks meet by the part after the last slash.
 
-    The label is the collective's number within its program: names of the user's nodes
-    may differ between ranks that build the same thing in another surrounding.
+    The label is the collective's number within its program, or within what its program
+    does for one stage, or the label of a transfer: names of the user's nodes may differ
+    between ranks that build the same thing in another surrounding.
     """
     return "%s/%s.%s" % (scope, key, label)
 
@@ -66,7 +74,7 @@ class Communicate(Pass):
     name = "communicate"
 
     def run(self, program: Program, task: Task) -> Program:
-        found = [n for n in program.nodes.values() if n.op in COLLECTIVES]
+        found = [n for n in program.nodes.values() if n.op in COLLECTIVES or n.op in TRANSFERS]
         if not found:
             return program
         nodes = dict(program.nodes)
@@ -76,13 +84,27 @@ class Communicate(Pass):
         mapping: Dict[Ref, Ref] = {}
         for node in found:
             del nodes[node.name]
-        for number, node in enumerate(found):
-            label = node.info.get("name") or "%03d" % number
-            lower = _Lower(build.at(node.device or task.devices[0]), node, collective_name(task.key, label), foldable)
+        numbers: Dict[Optional[int], int] = {}
+        for node in found:
+            taskgraph = node.info.get("taskgraph") if task.spread else None
+            label = _transfer_label(node)
+            if not label:
+                # Counted by stage: not every rank has the collectives of all of them.
+                number = numbers.get(taskgraph, 0)
+                numbers[taskgraph] = number + 1
+                label = node.info.get("name") or ("%03d" % number if taskgraph is None else "%d_%03d" % (taskgraph, number))
+            ranks = node.info["ranks"] if node.op in TRANSFERS else task.group(taskgraph)
+            lower = _Lower(build.at(node.device or task.devices[0]), node, collective_name(task.key, label), foldable, ranks, task)
             for index, ref in enumerate(lower.run()):
                 mapping[node.name, index] = ref
         feeds = program.feeds + (Feed((ANCHOR, 0), ANCHOR),)
-        return rewire(program.replace(feeds=feeds), nodes, mapping)
+        targets = [mapping[name, 0][0] if (name, 0) in mapping else name for name in program.targets]
+        return rewire(program.replace(feeds=feeds, targets=targets), nodes, mapping)
+
+
+def _transfer_label(node: Node) -> str:
+    """The part of a transfer's name that both sides have in common, "" for another collective."""
+    return node.name.partition("/")[2] if node.op in TRANSFERS else ""
 
 
 def _foldable(program: Program) -> Set[str]:
@@ -91,24 +113,36 @@ def _foldable(program: Program) -> Set[str]:
     for node in program.topological():
         if node.op.startswith(op_table.PSEUDO) or node.op == "Placeholder" or op_table.is_stateful(node, program):
             continue
-        if all(s in found for s, _ in node.inputs):
+        if node.op in _OF_SHAPES or all(s in found for s, _ in node.inputs):
             found.add(node.name)
     return found
 
 
 class _Lower:
-    def __init__(self, build: Builder, node: Node, name: str, foldable: Set[str]):
+    def __init__(self, build: Builder, node: Node, name: str, foldable: Set[str], ranks: Sequence[int], task: Task):
         self.build = build
+        self.ranks = tuple(ranks)
+        self.rank = task.rank
+        self.everybody = len(self.ranks) == task.plan.ranks
         self.node = node
         self.dtype = node.info["dtype"]
         self.foldable = foldable
         self.name = name
 
     def run(self) -> List[Ref]:
-        method = {"EplAllReduce": self._all_reduce, "EplAllGather": self._all_gather, "EplBroadcast": self._broadcast}
+        method = {
+            "EplAllReduce": self._all_reduce,
+            "EplAllGather": self._all_gather,
+            "EplBroadcast": self._broadcast,
+            SEND: self._send,
+            RECEIVE: self._receive,
+            SHARE: self._share,
+        }
         return method[self.node.op]()
 
     def _hvd(self, op: str, name: str, inputs: List[Ref], **attrs: Any) -> Ref:
+        if not self.everybody:
+            attrs[RANKS] = A.of_ints(self.ranks)
         return self.build.op(
             op,
             name,
@@ -174,5 +208,81 @@ class _Lower:
     def _broadcast(self) -> List[Ref]:
         wire = self._wire()
         value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire)
-        root = A.of_int(self.node.info["root"])
+        root = A.of_int(self.ranks.index(self.node.info["root"]))
         return self._returned(self._hvd("HorovodBroadcast", self.name, [value], T=A.of_type(wire), root_rank=root), wire)
+
+    # Between stages. What travels is flat: the sizes of unknown dimensions need not be told.
+
+    def _send(self) -> List[Ref]:
+        wire, to = self._wire(), 1 - self.ranks.index(self.rank)
+        value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire)
+        if self._tells_shape():
+            self._all_to_all(self._called("shape"), self._own_shape(value, wire), DT_INT32, to)
+        self._all_to_all(self.name, self._flat(value, wire), wire, to)
+        return [(self.name, 0)]
+
+    def _receive(self) -> List[Ref]:
+        wire = self._wire()
+        shape = self._all_to_all(self._called("shape"), self._nothing(DT_INT32), DT_INT32, None) if self._tells_shape() else self._shape()
+        flat = self._all_to_all(self.name, self._nothing(wire), wire, None)
+        return self._returned(self._reshaped(flat, shape, wire), wire)
+
+    def _share(self) -> List[Ref]:
+        """An all-gather to which only the owner gives something."""
+        wire = self._wire()
+        owner = bool(self.node.inputs)
+        value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire) if owner else self._nothing(wire)
+        shape = self._shape()
+        if self._tells_shape():
+            own = self._own_shape(value, wire) if owner else self._nothing(DT_INT32)
+            shape = self._hvd("HorovodAllgather", self._called("shape"), [own], T=A.of_type(DT_INT32))
+        flat = self._hvd("HorovodAllgather", self.name, [self._flat(value, wire) if owner else value], T=A.of_type(wire))
+        return self._returned(self._reshaped(flat, shape, wire), wire)
+
+    def _own_shape(self, value: Ref, wire: int) -> Ref:
+        """The shape of a tensor, tied to the anchor: of a static shape it would be a constant."""
+        shape = self.build.op("Shape", self.name + "/static_shape", [value], T=A.of_type(wire), out_type=A.of_type(DT_INT32))
+        return self.build.op("AddV2", self.name + "/shape", [shape, (ANCHOR, 0)], T=A.of_type(DT_INT32))
+
+    def _called(self, what: str) -> str:
+        return "%s.%s" % (self.name, what)
+
+    def _tells_shape(self) -> bool:
+        """Whether the receiver can't know the shape: more than one dimension is unknown, or their number."""
+        shape = self.node.info["shape"]
+        return shape is None or sum(d is None for d in shape) > 1 or (0 in shape and None in shape)
+
+    def _shape(self) -> Optional[Ref]:
+        if self._tells_shape():
+            return None
+        dims = np.array([-1 if d is None else d for d in self.node.info["shape"]], np.int32)
+        return self.build.const(self.name + "/dims", dims, DT_INT32)
+
+    def _flat(self, value: Ref, wire: int) -> Ref:
+        one = self.build.const(self.name + "/one_dimension", [-1], DT_INT32)
+        return self.build.op("Reshape", self.name + "/flat", [value, one], T=A.of_type(wire), Tshape=A.of_type(DT_INT32))
+
+    def _reshaped(self, flat: Ref, shape: Optional[Ref], wire: int) -> Ref:
+        assert shape is not None
+        return self.build.op("Reshape", self.name + "/shaped", [flat, shape], T=A.of_type(wire), Tshape=A.of_type(DT_INT32))
+
+    def _nothing(self, wire: int) -> Ref:
+        """An empty vector that TensorFlow can't know to be empty."""
+        name = "epl_nothing/%d" % wire
+        if name not in self.build.nodes:
+            one = self.build.const("epl_nothing/one", [1], DT_INT32)
+            if "epl_nothing/length" not in self.build.nodes:
+                self.build.op("Reshape", "epl_nothing/length", [(ANCHOR, 0), one], T=A.of_type(DT_INT32), Tshape=A.of_type(DT_INT32))
+            zero = self.build.const(name + "/zero", 0, wire)
+            self.build.op("Fill", name, [("epl_nothing/length", 0), zero], T=A.of_type(wire), index_type=A.of_type(DT_INT32))
+        return name, 0
+
+    def _all_to_all(self, name: str, value: Ref, wire: int, to: Optional[int]) -> Ref:
+        """All of a flat tensor to one of the two ranks, or nothing to both."""
+        if to is None:
+            splits = self.build.const("epl_nothing/splits", [0, 0], DT_INT32)
+        else:
+            size = self.build.op("Size", name + "/size", [value], T=A.of_type(wire), out_type=A.of_type(DT_INT32))
+            none = self.build.const(name + "/none", 0, DT_INT32)
+            splits = self.build.pack(name + "/splits", [size, none] if to == 0 else [none, size], DT_INT32)
+        return self._hvd("HorovodAlltoall", name, [value, splits], T=A.of_type(wire))

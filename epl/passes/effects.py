@@ -9,6 +9,7 @@ from epl.ir import op_table
 from epl.ir.build import Builder
 from epl.ir.program import APPLY, FORWARD, Node, Program, Ref
 from epl.passes.base import Pass
+from epl.passes.cut import TRANSFERS
 from epl.passes.instances import instance_name, instances_at
 from epl.passes.rewire import add_controls
 from epl.planner.plan import Task
@@ -75,6 +76,10 @@ class Guard(Pass):
         if gate is None:
             return program
         nodes = dict(program.nodes)
+        for node in program.nodes.values():
+            # The other side of a transfer does not take part in a step for which some input has ended.
+            if node.op in TRANSFERS:
+                add_controls(nodes, node.name, [gate])
         earlier = program.ancestors([gate])
         loops = _written_loops(program)
         for node in program.nodes.values():
@@ -132,39 +137,43 @@ class Statistics(Pass):
 
     @staticmethod
     def _average(program: Program, task: Task, nodes: Dict[str, Node], variable: str, writers: List[Node], readers: List[Node]) -> List[str]:
-        dtype = variable_dtype(program.nodes[instance_name(variable, 0, None)])
+        dtype = variable_dtype(program.nodes[instance_name(variable, writers[0].replica, None)])
         if dtype not in op_table.FLOATS:
             return []
         endings = program.facts.endings
+        taskgraph = writers[0].taskgraph
+        holding = task.holding(taskgraph)
         base = "epl_statistics/" + variable
         values: List[Ref] = []
         waits: List[List[str]] = []
-        for replica in range(task.local_replicas):
+        for replica in holding:
             name = instance_name(variable, replica, None)
             done = [e for w in writers if w.replica == replica for e in instances_at(program, task, w, endings.done(w.origin))]
-            build = Builder(nodes, task.devices[replica], FORWARD)
+            build = Builder(nodes, task.device_of(replica, taskgraph), FORWARD)
             values.append(read_variable(build, "%s/read_%d" % (base, replica), program.nodes[name], list(dict.fromkeys(done))))
             # Reads of the step must see the replica's own value, not the average.
             ends = [e for r in readers if r.replica == replica for e in instances_at(program, task, r, endings.released(r.origin))]
             waits.append(list(dict.fromkeys([values[-1][0]] + ends)))
-        build = Builder(nodes, task.devices[0], FORWARD)
+        build = Builder(nodes, task.home(taskgraph), FORWARD)
         gate = [program.agreement.gate] if program.agreement and program.agreement.gate else []
+        several = len(task.group(taskgraph)) > 1
         if task.plan.statistics_reduce == "first":
             value = values[0]
-            if task.ranks > 1:
-                value = build.op("EplBroadcast", base + "/first", [value], gate, info={"dtype": dtype, "root": 0})
+            if several:
+                info = {"dtype": dtype, "root": task.first_holder(taskgraph), "taskgraph": taskgraph}
+                value = build.op("EplBroadcast", base + "/first", [value], gate, info=info)
         else:
             value = build.add_n(base + "/sum", values, dtype)
             factor = 1.0 / task.plan.replicas
-            if task.ranks > 1:
-                value = build.op("EplAllReduce", base + "/mean", [value], gate, info={"dtype": dtype, "scale": factor})
+            if several:
+                value = build.op("EplAllReduce", base + "/mean", [value], gate, info={"dtype": dtype, "scale": factor, "taskgraph": taskgraph})
             else:
                 value = build.scale(base + "/mean", value, factor, dtype)
         effects = []
-        for replica in range(task.local_replicas):
+        for place, replica in enumerate(holding):
             name = instance_name(variable, replica, None)
-            build = Builder(nodes, task.devices[replica], FORWARD)
-            effects.append(assign_variable(build, "%s/assign_%d" % (base, replica), program.nodes[name], value, waits[replica]))
+            build = Builder(nodes, task.device_of(replica, taskgraph), FORWARD)
+            effects.append(assign_variable(build, "%s/assign_%d" % (base, replica), program.nodes[name], value, waits[place]))
         return effects
 
 

@@ -1,11 +1,11 @@
 """Fusing dense gradients into few all-reduces."""
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from epl.ir import attrs as A
 from epl.ir.build import Builder
 from epl.ir.program import Ref
-from epl.planner.plan import Plan
+from epl.planner.plan import Task
 
 DT_HALF = 19
 GROUP_BYTES = 32 << 20
@@ -35,17 +35,18 @@ def groups_of(sizes: Sequence[int], most: int) -> List[List[int]]:
     return groups
 
 
-def all_reduce(build: Builder, items: Sequence[Any], plan: Plan, factor: float, controls: Sequence[str]) -> List[Ref]:
-    """Sum tensors over the ranks and scale them.
+def all_reduce(build: Builder, items: Sequence[Any], task: Task, factor: float, controls: Sequence[str]) -> List[Ref]:
+    """Sum tensors over the ranks that hold their taskgraph, and scale them.
 
     Args:
-      items: objects with `node` (name), `value`, `dtype`, `size` (bytes), `record`.
+      items: objects with `node` (name), `value`, `dtype`, `size` (bytes), `record` and one `taskgraph`.
       factor: multiplied into the sums.
 
     Returns:
       The reduced tensors in the order of `items`.
     """
     results: Dict[int, Ref] = {}
+    plan, taskgraph = task.plan, items[0].taskgraph
     # The gradients of a later call may wait for the update of an earlier one: they can't travel together.
     alike: Dict[Tuple[int, int], List[int]] = {}
     # The last gradients of the graph are ready first: they travel first.
@@ -54,18 +55,20 @@ def all_reduce(build: Builder, items: Sequence[Any], plan: Plan, factor: float, 
     for (record, dtype), positions in sorted(alike.items()):
         for number, group in enumerate(groups_of([items[p].size for p in positions], plan.max_splits)):
             members = [positions[g] for g in group]
-            name = "epl_all_reduce/%d_%d_%d" % (record, dtype, number)
+            name = "epl_all_reduce/%s%d_%d_%d" % ("taskgraph_%d_" % taskgraph if taskgraph is not None else "", record, dtype, number)
             values = [items[p].value for p in members]
             if plan.fp16 and dtype != DT_HALF:
-                reduced = _compressed(build, name, values, dtype, plan, factor, controls)
+                reduced = _compressed(build, name, values, dtype, task, taskgraph, factor, controls)
             else:
-                build.op("EplAllReduce", name, values, controls, info={"dtype": dtype, "scale": factor})
+                build.op("EplAllReduce", name, values, controls, info={"dtype": dtype, "scale": factor, "taskgraph": taskgraph})
                 reduced = [(name, i) for i in range(len(values))]
             results.update(zip(members, reduced))
     return [results[p] for p in range(len(items))]
 
 
-def _compressed(build: Builder, name: str, values: Sequence[Ref], dtype: int, plan: Plan, factor: float, controls: Sequence[str]) -> List[Ref]:
+def _compressed(
+    build: Builder, name: str, values: Sequence[Ref], dtype: int, task: Task, taskgraph: Optional[int], factor: float, controls: Sequence[str]
+) -> List[Ref]:
     """All-reduce in float16.
 
     Each tensor travels divided by the largest magnitude any rank has in it, so that
@@ -79,20 +82,20 @@ def _compressed(build: Builder, name: str, values: Sequence[Ref], dtype: int, pl
         axis = build.const(name + "/axis", 0, 3)
         peaks.append(build.op("Max", "%s/peak_%d" % (name, i), [flat, axis], T=A.of_type(dtype), Tidx=A.of_type(3), keep_dims=A.of_bool(False)))
     packed = build.pack(name + "/peaks", peaks, dtype)
-    build.op("EplAllReduce", name + "/peak", [packed], controls, info={"dtype": dtype, "scale": 1.0, "op": "max"})
+    build.op("EplAllReduce", name + "/peak", [packed], controls, info={"dtype": dtype, "scale": 1.0, "op": "max", "taskgraph": taskgraph})
     tiny = build.const(name + "/tiny", 1e-30, dtype)
     limit = build.op("Maximum", name + "/limit", [(name + "/peak", 0), tiny], T=A.of_type(dtype))
     halves, limits = [], []
-    target = float(plan.fp16_scale)
+    target, ranks = float(task.plan.fp16_scale), len(task.group(taskgraph))
     for i, value in enumerate(values):
         peak = build.element("%s/limit_%d" % (name, i), limit, i, dtype)
         limits.append(peak)
         unit = build.op("RealDiv", "%s/unit_%d" % (name, i), [value, peak], T=A.of_type(dtype))
-        halves.append(build.cast("%s/half_%d" % (name, i), build.scale("%s/scale_%d" % (name, i), unit, target / plan.ranks, dtype), dtype, DT_HALF))
-    build.op("EplAllReduce", name, halves, controls, info={"dtype": DT_HALF, "scale": 1.0})
+        halves.append(build.cast("%s/half_%d" % (name, i), build.scale("%s/scale_%d" % (name, i), unit, target / ranks, dtype), dtype, DT_HALF))
+    build.op("EplAllReduce", name, halves, controls, info={"dtype": DT_HALF, "scale": 1.0, "taskgraph": taskgraph})
     results = []
     for i in range(len(values)):
         wide = build.cast("%s/wide_%d" % (name, i), (name, i), DT_HALF, dtype)
         back = build.mul("%s/back_%d" % (name, i), wide, limits[i], dtype)
-        results.append(build.scale("%s/out_%d" % (name, i), back, factor * plan.ranks / target, dtype))
+        results.append(build.scale("%s/out_%d" % (name, i), back, factor * ranks / target, dtype))
     return results

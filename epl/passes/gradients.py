@@ -33,6 +33,7 @@ class Dense(NamedTuple):
     dtype: int
     size: int
     record: int
+    taskgraph: Optional[int] = None
 
 
 class Gradients(Pass):
@@ -58,7 +59,6 @@ class _Lowering:
         self.weights = weighted(program, task)
         self.gate = [program.agreement.gate] if program.agreement and program.agreement.gate else []
         self.factor = self._factor()
-        self.travels = task.ranks > 1 and task.part in (WHOLE, LAST)
         self.divisor: Optional[Ref] = self._divisor()
 
     def run(self) -> Program:
@@ -68,6 +68,7 @@ class _Lowering:
         self.may_merge = all(n.info["indices"] in by_ref for n in waiting if n.info["batch"] and n.info["tag"].component == "values")
         dense: List[Dense] = []
         for node in waiting:
+            self.build = self._home(node)
             component = node.info["tag"].component
             if not node.info["batch"]:
                 self._constant(node)
@@ -78,7 +79,7 @@ class _Lowering:
             elif component == "dense":
                 dense.append(self._local_dense(node))
             elif component == "shape":
-                self._pass_on(node, [node.inputs[0]] * self.task.local_replicas)
+                self._pass_on(node, [node.inputs[0]] * len(self.task.holding(node.taskgraph)))
             else:
                 self._half(node)
         for item, value in zip(dense, self._across(dense)):
@@ -124,8 +125,8 @@ class _Lowering:
         factor = float(self.task.plan.replicas) if self.task.plan.reduce_method == "sum" else 1.0
         dtype = op_table.dtype_of(self.program, *node.inputs[0])
         refs = []
-        for replica, part in enumerate(node.inputs):
-            build = self.build.at(self.task.devices[replica])
+        for replica, part in zip(self.task.holding(node.taskgraph), node.inputs):
+            build = self.build.at(self.task.device_of(replica, node.taskgraph))
             refs.append(build.scale("%s/of_%d" % (node.name, replica), part, factor, dtype) if dtype in op_table.FLOATS else part)
         self._pass_on(node, refs)
 
@@ -134,9 +135,11 @@ class _Lowering:
         if not self.weights or node.info["tag"].record in self.seeded:
             return node.inputs
         parts = []
+        holding = self.task.holding(node.taskgraph)
         for position, part in enumerate(node.inputs):
-            replica, micro_batch = divmod(position, self.task.micro_batches)
-            device = self.task.devices[replica]
+            place, micro_batch = divmod(position, self.task.micro_batches)
+            replica = holding[place]
+            device = self.task.device_of(replica, node.taskgraph)
             weight = instance_weight(self.program, self.task, self.nodes, replica, micro_batch, device)
             name = "%s/part_%d_%d" % (node.name, replica, micro_batch)
             build = self.build.at(device)
@@ -148,12 +151,24 @@ class _Lowering:
         parts = self._weighed(node, dtype)
         batches = self.task.micro_batches
         sums = []
-        for replica in range(self.task.local_replicas):
-            build = self.build.at(self.task.devices[replica])
-            sums.append(build.chain("%s/of_%d" % (node.name, replica), parts[replica * batches : (replica + 1) * batches], dtype))
+        for place, replica in enumerate(self.task.holding(node.taskgraph)):
+            build = self.build.at(self.task.device_of(replica, node.taskgraph))
+            sums.append(build.chain("%s/of_%d" % (node.name, replica), parts[place * batches : (place + 1) * batches], dtype))
         value = self.build.add_n(node.name + "/local", sums, dtype)
         value = self._accumulated(node.name, value, dtype, self.program.shape_of(node.info["ref"]))
-        return Dense(node.name, value, dtype, self._bytes(node, dtype), node.info["tag"].record)
+        return Dense(node.name, value, dtype, self._bytes(node, dtype), node.info["tag"].record, self._stage(node))
+
+    def _home(self, node: Node) -> Builder:
+        """Where the local replicas of a gradient meet."""
+        return self.build.at(self.task.home(node.taskgraph))
+
+    def _stage(self, node: Node) -> Optional[int]:
+        """The taskgraph of a gradient, when it says where the gradient is."""
+        return node.taskgraph if self.task.stages else None
+
+    def _travels(self, taskgraph: Optional[int]) -> bool:
+        """Whether the gradients of a taskgraph meet those of other processes in this run."""
+        return len(self.task.group(taskgraph)) > 1 and self.task.part in (WHOLE, LAST)
 
     def _bytes(self, node: Node, dtype: int, rows: int = 0) -> int:
         """Size of a gradient as far as its shape is known; of a table of so many rows when they are given."""
@@ -169,7 +184,7 @@ class _Lowering:
         if part == WHOLE:
             return value
         full = ACCUMULATOR + name
-        build = self.build.at(self.task.devices[0])
+        build = self.build
         handle = build.variable(full, dtype, shape)
         if part == FIRST:
             self.effects.append(build.assign(full + "/first", handle, value, dtype, self.gate))
@@ -182,17 +197,23 @@ class _Lowering:
     # Over ranks.
 
     def _across(self, dense: List[Dense]) -> List[Ref]:
-        if not self.travels:
-            return [self._scaled(item.node, item.value, item.dtype, self.factor) for item in dense]
-        values = all_reduce(self.build, dense, self.task.plan, self.factor, self.gate)
-        return [self._scaled(item.node, value, item.dtype, 1.0) for item, value in zip(dense, values)]
+        found: Dict[str, Ref] = {}
+        for taskgraph in dict.fromkeys(item.taskgraph for item in dense):
+            items = [item for item in dense if item.taskgraph == taskgraph]
+            factor = self.factor
+            values: Sequence[Ref] = [item.value for item in items]
+            self.build = self.build.at(self.task.home(taskgraph))
+            if self._travels(taskgraph):
+                values, factor = all_reduce(self.build, items, self.task, factor, self.gate), 1.0
+            found.update((item.node, self._scaled(item.node, value, item.dtype, factor)) for item, value in zip(items, values))
+        return [found[item.node] for item in dense]
 
     def _finish(self, name: str, value: Ref) -> None:
         for replica in range(self.task.local_replicas):
             self.mapping[name, replica] = value
 
     def _pass_on(self, node: Node, refs: Sequence[Ref]) -> None:
-        for replica, ref in enumerate(refs):
+        for replica, ref in zip(self.task.holding(node.taskgraph), refs):
             self.mapping[node.name, replica] = ref
 
     # Sparse gradients.
@@ -205,15 +226,15 @@ class _Lowering:
         rows = self._kept(name, "rows", self.build.concat(name + "/rows", self._weighed(values, dtype), dtype), dtype)
         ids = self._kept(name, "ids", self.build.concat(name + "/ids", indices.inputs, itype), itype)
         # What consumers do with the rows is known in the last run of a step only.
-        if self.travels and self._mergeable(values, indices):
+        if self._travels(values.taskgraph) and self._mergeable(values, indices):
             vocabulary = self._vocabulary(values)
             if self.task.plan.sparse_as_dense and vocabulary:
                 table, ids = self._as_dense(values, rows, ids, dtype, itype, vocabulary)
                 self._finish(indices.name, ids)
                 return [table]
             rows, ids = self._merge_rows(name, rows, ids, dtype, itype)
-        self._finish(values.name, self._scaled(name, self._gathered(name, "rows", rows, dtype), dtype, self.factor))
-        self._finish(indices.name, self._gathered(name, "ids", ids, itype))
+        self._finish(values.name, self._scaled(name, self._gathered(values, "rows", rows, dtype), dtype, self.factor))
+        self._finish(indices.name, self._gathered(values, "ids", ids, itype))
         return []
 
     def _half(self, node: Node) -> None:
@@ -221,7 +242,7 @@ class _Lowering:
         dtype = op_table.dtype_of(self.program, *node.inputs[0])
         values = node.info["tag"].component == "values"
         rows = self.build.concat(node.name + "/rows", self._weighed(node, dtype) if values else node.inputs, dtype)
-        rows = self._gathered(node.name, "rows", self._kept(node.name, "rows", rows, dtype), dtype)
+        rows = self._gathered(node, "rows", self._kept(node.name, "rows", rows, dtype), dtype)
         self._finish(node.name, self._scaled(node.name, rows, dtype, self.factor) if values else rows)
 
     def _mergeable(self, values: Node, indices: Node) -> bool:
@@ -270,7 +291,7 @@ class _Lowering:
         )
         zero, one = build.const(name + "/from", 0, itype), build.const(name + "/step", 1, itype)
         every = build.op("Range", name + "/every", [zero, build.const(name + "/to", vocabulary, itype), one], Tidx=A.of_type(itype))
-        return Dense(name, table, dtype, self._bytes(values, dtype, vocabulary), values.info["tag"].record), every
+        return Dense(name, table, dtype, self._bytes(values, dtype, vocabulary), values.info["tag"].record, self._stage(values)), every
 
     def _kept(self, name: str, label: str, value: Ref, dtype: int) -> Ref:
         """Keep the rows of a run that accumulates; in the last run of a step those of the earlier ones come first."""
@@ -288,8 +309,9 @@ class _Lowering:
         self.effects.append(build.assign(full + "/keep", handle, joined, dtype, self.gate))
         return value
 
-    def _gathered(self, name: str, label: str, value: Ref, dtype: int) -> Ref:
+    def _gathered(self, node: Node, label: str, value: Ref, dtype: int) -> Ref:
         """The rows of all ranks."""
-        if not self.travels:
+        if not self._travels(node.taskgraph):
             return value
-        return self.build.op("EplAllGather", "%s/all_%s" % (name, label), [value], self.gate, info={"dtype": dtype})
+        info = {"dtype": dtype, "taskgraph": node.taskgraph}
+        return self.build.op("EplAllGather", "%s/all_%s" % (node.name, label), [value], self.gate, info=info)

@@ -23,16 +23,16 @@ class Outputs(Pass):
         if not merges:
             return program
         nodes = dict(program.nodes)
-        build = Builder(nodes, task.devices[0], FORWARD)
         mapping: Dict[Ref, Ref] = {}
         for node in merges:
+            build = Builder(nodes, task.home(node.taskgraph), FORWARD)
             del nodes[node.name]
             mapping[node.name, 0] = _lower(program, task, build, node)
         return rewire(program, nodes, mapping)
 
 
 def _lower(program: Program, task: Task, build: Builder, node: Node) -> Ref:
-    rule, across = node.info["rule"], node.info["across"] and task.ranks > 1
+    rule, across = node.info["rule"], node.info["across"] and len(task.group(node.taskgraph)) > 1
     dtype = op_table.dtype_of(program, *node.inputs[0])
     gate = [program.agreement.gate] if program.agreement and program.agreement.gate else []
     if dtype in op_table.OPAQUE:
@@ -44,12 +44,15 @@ def _lower(program: Program, task: Task, build: Builder, node: Node) -> Ref:
                 % (ref_text(node.info["ref"]), _dtype_name(dtype))
             )
     if rule == "first":
-        return build.op("EplBroadcast", node.name + "/first", node.inputs, gate, info={"dtype": dtype, "root": 0}) if across else node.inputs[0]
+        if not across:
+            return node.inputs[0]
+        info = {"dtype": dtype, "root": task.first_holder(node.taskgraph), "taskgraph": node.taskgraph}
+        return build.op("EplBroadcast", node.name + "/first", node.inputs, gate, info=info)
     if rule == "concat":
         local = _concat(program, build, node, dtype)
         if not across:
             return local
-        return build.op("EplAllGather", node.name + "/gather", [local], gate, info={"dtype": dtype})
+        return build.op("EplAllGather", node.name + "/gather", [local], gate, info={"dtype": dtype, "taskgraph": node.taskgraph})
     if rule == "sum":
         local = build.add_n(node.name + "/sum", node.inputs, dtype)
         return _over_ranks(build, node, local, dtype, 1.0, gate) if across else local
@@ -65,7 +68,7 @@ def _mean(program: Program, task: Task, build: Builder, node: Node, dtype: int, 
     sizes = program.agreement.sizes if program.agreement else {}
     if not sizes:
         local = build.add_n(node.name + "/sum", node.inputs, dtype)
-        factor = 1.0 / (len(node.inputs) * (task.ranks if across else 1))
+        factor = 1.0 / (task.plan.replicas * task.micro_batches if across else len(node.inputs))
         return _over_ranks(build, node, local, dtype, factor, gate) if across else build.scale(node.name + "/mean", local, factor, dtype)
     weights = [sizes[instance] for instance in node.info["instances"]]
     parts = []
@@ -80,7 +83,7 @@ def _mean(program: Program, task: Task, build: Builder, node: Node, dtype: int, 
 
 
 def _over_ranks(build: Builder, node: Node, local: Ref, dtype: int, factor: float, gate: List[str]) -> Ref:
-    return build.op("EplAllReduce", node.name + "/reduce", [local], gate, info={"dtype": dtype, "scale": factor})
+    return build.op("EplAllReduce", node.name + "/reduce", [local], gate, info={"dtype": dtype, "scale": factor, "taskgraph": node.taskgraph})
 
 
 def _concat(program: Program, build: Builder, node: Node, dtype: int) -> Ref:

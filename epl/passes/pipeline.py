@@ -12,6 +12,7 @@ from epl.passes.effects import Guard, Order, Statistics
 from epl.passes.gradients import Gradients
 from epl.passes.outputs import Outputs
 from epl.passes.partial import Partial
+from epl.passes.parts import Parts
 from epl.passes.synchronise import Synchronise
 from epl.passes.weigh import Weigh
 from epl.planner.plan import Task
@@ -21,6 +22,7 @@ def default_passes(task: Task) -> List[Pass]:
     """The list for one task. Passes with nothing to do for it return their input."""
     return [
         Classify(),
+        Parts(),
         Clone(),
         Agree(),
         Weigh(),

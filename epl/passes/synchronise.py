@@ -47,10 +47,10 @@ def _combine(program: Program, task: Task, nodes: Dict[str, Node], members: List
     first = members[0]
     kind = first.str_attr(A.SYNC)
     dtype = op_table.dtype_of(program, first.name, 0)
-    build = Builder(nodes, task.devices[0], first.phase)
+    build = Builder(nodes, task.home(first.taskgraph), first.phase)
     base = first.name + "/epl_all"
     total = build.add_n(base + "/sum", [(m.name, 0) for m in members], dtype)
     factor = 1.0 if kind == "sum" else 1.0 / task.plan.replicas
-    if task.ranks == 1:
+    if len(task.group(first.taskgraph)) == 1:
         return build.scale(base + "/scaled", total, factor, dtype)
-    return build.op("EplAllReduce", base, [total], gate, info={"dtype": dtype, "scale": factor})
+    return build.op("EplAllReduce", base, [total], gate, info={"dtype": dtype, "scale": factor, "taskgraph": first.taskgraph})

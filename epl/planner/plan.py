@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 WHOLE, FIRST, MIDDLE, LAST = "whole", "first", "middle", "last"
 """Parts of a training step: all of it in one run, or one of several consecutive runs."""
@@ -25,6 +25,9 @@ class Plan:
       sparse_as_dense: sparse gradients travel as dense ones.
       max_splits: most fused groups of dense gradients.
       fp16, fp16_scale: compressed all-reduce.
+      schedule: name of the pipeline schedule.
+      places: for each replica, by taskgraph, the process that holds that stage; empty when
+        every replica lies within one process.
     """
 
     ranks: int = 1
@@ -38,11 +41,36 @@ class Plan:
     max_splits: int = 5
     fp16: bool = False
     fp16_scale: float = 128.0
+    schedule: str = "PreferBackward"
+    places: Tuple[Tuple[int, ...], ...] = ()
 
     @property
     def replicas(self) -> int:
         """Replicas of the model in the whole job."""
-        return self.ranks * self.devices_per_rank
+        return len(self.places) or self.ranks * self.devices_per_rank
+
+    def members(self, replica: int) -> Tuple[int, ...]:
+        """The processes that hold stages of a replica."""
+        return tuple(sorted(set(self.places[replica])))
+
+    def holders(self, taskgraph: Optional[int]) -> Tuple[int, ...]:
+        """The processes that hold a taskgraph of any replica; all of them for what belongs to none."""
+        if taskgraph is None or not self.places:
+            return tuple(range(self.ranks))
+        return tuple(sorted({row[taskgraph] for row in self.places}))
+
+    def first_replica(self, rank: int) -> int:
+        """The replica whose values a process sees: one that it holds as a whole if there is any."""
+        return min((g for g, row in enumerate(self.places) if rank in row), key=lambda g: (len(self.members(g)), g))
+
+    def is_seen(self, replica: int) -> bool:
+        """Whether some process sees the values of a replica."""
+        return any(self.first_replica(rank) == replica for rank in self.members(replica))
+
+    def held(self, rank: int) -> Tuple[int, ...]:
+        """The replicas of which a process holds a part: first the one whose values it sees, then those that others see."""
+        first = self.first_replica(rank)
+        return tuple(sorted((g for g, row in enumerate(self.places) if rank in row), key=lambda g: (g != first, not self.is_seen(g), g)))
 
     @property
     def runs_per_step(self) -> int:
@@ -55,11 +83,11 @@ class Plan:
         return self.micro_batches if self.accumulate_in_run else 1
 
     def to_json(self) -> Dict[str, Any]:
-        return dataclasses.asdict(self)
+        return dict(dataclasses.asdict(self), places=[list(row) for row in self.places])
 
     @classmethod
     def from_json(cls, data: Dict[str, Any]) -> "Plan":
-        return cls(**data)
+        return cls(**dict(data, places=tuple(tuple(row) for row in data.get("places", ()))))
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
@@ -72,9 +100,13 @@ class Task:
     Attributes:
       plan: the plan of the graph.
       rank: this process.
-      devices: runtime names of the local devices, one per local replica.
-      stages: for each local replica the runtime name of each taskgraph's device; empty
-        when all taskgraphs of a replica share one device.
+      devices: runtime names of the local devices: for each local replica the first one
+        that it has here.
+      stages: for each local replica the runtime name of each taskgraph's device, "" for
+        one that another process holds; empty when all taskgraphs of a replica share one
+        device.
+      replicas: number of each local replica in the job, as `Plan.held` orders them; empty
+        when every process has as many whole replicas.
       host: runtime name of the device that holds shared inputs and tables.
       parallel: False for a program that runs on the first local replica alone
         (initialisation, evaluation, saving).
@@ -86,6 +118,7 @@ class Task:
     rank: int = 0
     devices: Tuple[str, ...] = ("/device:CPU:0",)
     stages: Tuple[Tuple[str, ...], ...] = ()
+    replicas: Tuple[int, ...] = ()
     host: str = "/device:CPU:0"
     parallel: bool = True
     part: str = WHOLE
@@ -96,15 +129,53 @@ class Task:
         return self.rank == 0
 
     @property
+    def spread(self) -> bool:
+        """Whether stages of one replica lie in several processes."""
+        return bool(self.plan.places)
+
+    @property
     def local_replicas(self) -> int:
-        """Replicas of this program in this process."""
-        return len(self.devices) if self.parallel else 1
+        """Replicas of this program of which this process holds a part."""
+        return len(self.devices) if self.parallel or self.spread else 1
+
+    def replica_id(self, replica: int) -> int:
+        """Number in the job of a local replica."""
+        return self.replicas[replica] if self.replicas else self.rank * len(self.devices) + replica
+
+    def has(self, replica: int, taskgraph: Optional[int]) -> bool:
+        """Whether this process holds a taskgraph of a local replica; what belongs to none is everywhere."""
+        return taskgraph is None or not self.spread or self.owner(replica, taskgraph) == self.rank
+
+    def owner(self, replica: int, taskgraph: int) -> int:
+        """The process that holds a taskgraph of a local replica."""
+        return self.plan.places[self.replica_id(replica)][taskgraph] if self.spread else self.rank
+
+    def members(self, replica: int) -> Tuple[int, ...]:
+        """The processes that hold stages of a local replica."""
+        return self.plan.members(self.replica_id(replica)) if self.spread else (self.rank,)
+
+    def holding(self, taskgraph: Optional[int]) -> List[int]:
+        """The local replicas of which this process holds a taskgraph, in the order of the job's replicas."""
+        return sorted((r for r in range(self.local_replicas) if self.has(r, taskgraph)), key=self.replica_id)
+
+    def first_holder(self, taskgraph: Optional[int]) -> int:
+        """The process that holds a taskgraph of the first replica of the job."""
+        return self.plan.places[0][taskgraph] if self.spread and taskgraph is not None else 0
+
+    def group(self, taskgraph: Optional[int]) -> Tuple[int, ...]:
+        """The processes over which the replicas of a taskgraph meet in this program."""
+        return self.plan.holders(taskgraph) if self.parallel else (self.rank,)
 
     def device_of(self, replica: int, taskgraph: Optional[int]) -> str:
         """The device of a taskgraph of a local replica; the replica's first one for what belongs to no taskgraph."""
         if taskgraph is None or not self.stages:
             return self.devices[replica]
         return self.stages[replica][taskgraph]
+
+    def home(self, taskgraph: Optional[int]) -> str:
+        """The device where the local replicas of a taskgraph meet; its first one here."""
+        holding = self.holding(taskgraph)
+        return self.device_of(holding[0], taskgraph) if holding else self.devices[0]
 
     @property
     def micro_batches(self) -> int:
@@ -118,5 +189,13 @@ class Task:
 
     def global_index(self, replica: int, micro_batch: Optional[int]) -> int:
         """Position of a local instance among all instances of the job, replica-major."""
-        batches = self.micro_batches
-        return (self.rank * len(self.devices) + replica) * batches + (micro_batch or 0)
+        return self.replica_id(replica) * self.micro_batches + (micro_batch or 0)
+
+    def alone(self) -> "Task":
+        """The task of a program that is not `parallel`: only the replicas that some process sees the values of."""
+        if not self.spread:
+            return dataclasses.replace(self, parallel=False)
+        count = sum(self.plan.is_seen(g) for g in self.replicas)
+        return dataclasses.replace(
+            self, parallel=False, devices=self.devices[:count], stages=self.stages[:count], replicas=self.replicas[:count]
+        )  # fmt: skip

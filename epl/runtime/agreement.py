@@ -44,6 +44,24 @@ def refuse_other_programs(control: Any, executable: Executable, fetches: Sequenc
     )
 
 
+def refuse_other_writes(lists: Sequence[Sequence[str]]) -> None:
+    """Refuse to go on when ranks have initialised or restored other variables: each holds only some of them.
+
+    Args:
+      lists: the variables that each rank has written outside training.
+
+    Raises DivergenceError.
+    """
+    for rank, written in enumerate(lists):
+        missing = sorted(set(lists[0]) ^ set(written))
+        if missing:
+            here, there = (0, rank) if missing[0] in lists[0] else (rank, 0)
+            raise DivergenceError(
+                "Variable '%s' was initialised, restored or assigned on rank %d, but not on rank %d. With stages in several processes no rank "
+                "has all variables: run the same initialisation and Saver.restore on every rank" % (missing[0], here, there)
+            )
+
+
 def _other_fetches(here: Sequence[str], there: Sequence[str]) -> str:
     """How the fetches of one run differ between two ranks; those of hooks are among them."""
     parts = []

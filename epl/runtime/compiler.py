@@ -2,14 +2,17 @@
 
 import dataclasses
 import os
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 from epl.env import Env
+from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.digest import Line, fingerprints, program_digest
 from epl.ir.program import APPLY, SAME, Program
+from epl.passes.assign import check_cuttable
 from epl.passes.base import Instrument, check_program, run_passes
 from epl.passes.classify import Classify
+from epl.passes.communicate import RANKS
 from epl.passes.dump import dump_instrument
 from epl.passes.extract import extract
 from epl.passes.pipeline import default_passes
@@ -90,16 +93,21 @@ def compile_program(
       task: this rank and its devices, the part of a step; its plan, `parallel` and key are set here.
       numbered: makes the key of one of several programs of the same shape its own.
     """
-    closure = extract(whole, signature.fetches, signature.feeds, signature.modes if traits.parallel else [SAME] * len(signature.feeds))
+    closure = extract(whole, signature.fetches, signature.feeds, signature.modes if traits.parallel or task.spread else [SAME] * len(signature.feeds))
     if not traits.trains:
         plan = dataclasses.replace(plan, micro_batches=1)
     lines = fingerprints(closure)
     digest = program_digest(closure, lines)
     part = task.part if traits.trains else WHOLE
-    key = numbered("%s%s%s" % (digest[:12], plan.digest()[:4], part[0])) if traits.parallel else "local"
-    task = dataclasses.replace(task, plan=plan, parallel=traits.parallel, part=part, key=key)
+    named = traits.parallel or task.spread
+    key = numbered("%s%s%s" % (digest[:12], plan.digest()[:4], part[0])) if named else "local"
+    task = dataclasses.replace(task, plan=plan, part=part, key=key)
+    if not traits.parallel:
+        task = task.alone()
     folder = os.environ.get("EPL_DUMP_PASSES")
     tools = list(instruments) + ([dump_instrument(folder, task)] if folder else [])
+    if task.spread:
+        check_cuttable(closure, closure.assignment or {})
     program = run_passes(closure, task, default_passes(task), tools)
     check_program(program)
     written: Tuple[str, ...] = ()
@@ -110,9 +118,26 @@ def compile_program(
         written = tuple(v for v in names if v in whole.nodes)
     kinds = {n.op for n in program.nodes.values()}
     draws = any(op_table.draws(program, n) for n in program.nodes.values())
-    collective = any(k.startswith("Horovod") for k in kinds)
+    collective = any(k.startswith("Horovod") for k in kinds) or bool(program.groups)
     variables = frozenset(n.origin for n in program.nodes.values() if n.op in op_table.VARIABLES and n.origin)
     return Executable(program, task, lines, written, variables, collective, draws)
+
+
+def bind(program: Program, sets: Mapping[Tuple[int, ...], int]) -> Program:
+    """Give the collectives of a compiled program their process sets.
+
+    Args:
+      sets: Horovod's id of each group of the program.
+    """
+    if not program.groups:
+        return program
+    nodes = dict(program.nodes)
+    for name, node in program.nodes.items():
+        ranks = node.attr(RANKS) if node.op.startswith("Horovod") else None
+        if ranks is not None:
+            attrs = {key: value for key, value in node.attrs.items() if key != RANKS}
+            nodes[name] = node.replace(attrs=dict(attrs, process_set_id=A.of_int(sets[tuple(ranks.list.i)])))
+    return program.replace(nodes=nodes)
 
 
 def plan_summary(plan: Plan) -> Dict[str, Any]:

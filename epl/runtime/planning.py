@@ -1,11 +1,11 @@
 """From the annotated graph and the cluster to a plan."""
 
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Tuple
 
-from epl.cluster.devices import LocalDevice
+from epl.cluster.devices import worker_of
 from epl.env import Env
 from epl.errors import ProgramError
-from epl.planner.plan import Plan
+from epl.planner.plan import WHOLE, Plan, Task
 
 
 def make_plan(graph: Any) -> Plan:
@@ -19,13 +19,14 @@ def make_plan(graph: Any) -> Plan:
     config, cluster = env.config, env.cluster
     config.check_program_options()
     taskgraphs = list(graph.taskgraphs)
-    counts = [t.device_count or 1 for t in taskgraphs]
     _refuse_unsupported(taskgraphs, config, cluster)
     stages = len(taskgraphs) if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate else 1
-    per_replica = sum(counts) if stages > 1 else 1
+    rows = _rows(taskgraphs) if stages > 1 else ()
+    whole = [sum(set(row) == {rank} for row in rows) for rank in range(cluster.worker_num)]
+    spread = bool(rows) and (sum(whole) < len(rows) or len(set(whole)) > 1)
     return Plan(
         ranks=cluster.worker_num,
-        devices_per_rank=cluster.gpu_num_per_worker // per_replica,
+        devices_per_rank=0 if spread else whole[0] if rows else cluster.gpu_num_per_worker,
         micro_batches=config.pipeline.num_micro_batch,
         accumulate_in_run=config.pipeline.accumulate_in_run or stages > 1,
         reduce_method=config.communication.gradients_reduce_method,
@@ -35,7 +36,15 @@ def make_plan(graph: Any) -> Plan:
         max_splits=config.communication.max_splits,
         fp16=config.communication.fp16,
         fp16_scale=config.communication.fp16_scale,
+        schedule=config.pipeline.strategy,
+        places=rows if spread else (),
     )
+
+
+def _rows(taskgraphs: List[Any]) -> Tuple[Tuple[int, ...], ...]:
+    """The worker of each stage of each replica."""
+    replicas = range(taskgraphs[0].virtual_device.num_replicas)
+    return tuple(tuple(worker_of(t.virtual_device.get_device(replica, 0)) for t in taskgraphs) for replica in replicas)
 
 
 def _refuse_unsupported(taskgraphs: List[Any], config: Any, cluster: Any) -> None:
@@ -48,22 +57,31 @@ def _refuse_unsupported(taskgraphs: List[Any], config: Any, cluster: Any) -> Non
             )
     if several and any((t.device_count or 1) > 1 for t in taskgraphs):
         raise ProgramError("Stages with device_count > 1 are not run by this version; give each stage of the pipeline one device")
-    if several and cluster.worker_num > 1 and cluster.gpu_num_per_worker % len(taskgraphs):
-        raise ProgramError(
-            "The program has %d stages, and each process has %d device(s); this version runs all stages of a replica in one process. "
-            "Give each process a multiple of %d devices" % (len(taskgraphs), cluster.gpu_num_per_worker, len(taskgraphs))
-        )
 
 
-def local_devices(graph: Any, plan: Plan) -> Tuple[Tuple[str, ...], Tuple[Tuple[str, ...], ...]]:
-    """Runtime names of the local devices: (first device of each local replica, all stages of each)."""
+def make_task(graph: Any, plan: Plan, part: str = WHOLE) -> Task:
+    """What this process compiles of programs of an annotated graph."""
     cluster = Env.get().cluster
+    rank = cluster.worker_index
     names = {d.name: d.runtime_name for d in cluster.local_devices()}
-    devices: List[LocalDevice] = cluster.local_devices()
-    taskgraphs = graph.taskgraphs
-    if plan.devices_per_rank == len(devices):
-        return tuple(d.runtime_name for d in devices), ()
+    if not plan.places:
+        devices, stages = _whole_replicas(graph, plan, names)
+        return Task(plan=plan, rank=rank, devices=devices, stages=stages, part=part)
+    held = plan.held(rank)
+    if not held:
+        raise ProgramError("Rank %d holds no stage of any replica; start fewer processes" % rank)
+    rows = tuple(
+        tuple(names[t.virtual_device.get_device(g, 0)] if holder == rank else "" for t, holder in zip(graph.taskgraphs, plan.places[g]))
+        for g in held
+    )
+    return Task(plan=plan, rank=rank, devices=tuple(next(d for d in row if d) for row in rows), stages=rows, replicas=held, part=part)
+
+
+def _whole_replicas(graph: Any, plan: Plan, names: Dict[str, str]) -> Tuple[Tuple[str, ...], Tuple[Tuple[str, ...], ...]]:
+    """Runtime names of the local devices: (first device of each local replica, all stages of each)."""
+    if plan.devices_per_rank == len(names):
+        return tuple(names.values()), ()
     rows = []
-    for replica in taskgraphs[0].virtual_device.local_replicas:
-        rows.append(tuple(names[t.virtual_device.get_device(replica, 0)] for t in taskgraphs))
+    for replica in graph.taskgraphs[0].virtual_device.local_replicas:
+        rows.append(tuple(names[t.virtual_device.get_device(replica, 0)] for t in graph.taskgraphs))
     return tuple(row[0] for row in rows), tuple(rows)

@@ -1,6 +1,7 @@
 """The session of a rank: every distinct `run` is compiled once and run from then on."""
 
 import contextlib
+import dataclasses
 import hashlib
 import threading
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
@@ -11,17 +12,17 @@ import tensorflow.compat.v1 as tf
 from epl import compat
 from epl.env import Env
 from epl.ir.graph import Graph
-from epl.ir.program import SAME, Program
+from epl.ir.program import EACH, SAME, Program
 from epl.passes.agree import FLAG, GATE
 from epl.passes.communicate import ANCHOR, ended_program
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
-from epl.runtime.agreement import refuse_other_programs
+from epl.runtime.agreement import refuse_other_programs, refuse_other_writes
 from epl.runtime.calls import Call, Ready, feed_items, fetch_key, new_call
-from epl.runtime.compiler import Signature, Traits, compile_program
+from epl.runtime.compiler import Executable, Signature, Traits, bind, compile_program
 from epl.runtime.feeding import as_array, check, modes_of
 from epl.runtime.graph_index import GraphIndex
-from epl.runtime.planning import local_devices, make_plan
+from epl.runtime.planning import make_plan, make_task
 from epl.runtime.store import Store
 
 
@@ -60,8 +61,13 @@ class RankSession:
         return self._plan
 
     def _task(self, part: str = WHOLE) -> Task:
-        devices, stages = local_devices(self.epl_graph, self.plan)
-        return Task(plan=self.plan, rank=Env.get().cluster.worker_index, devices=devices, stages=stages, part=part)
+        return make_task(self.epl_graph, self.plan, part)
+
+    @property
+    def _first_stages(self) -> int:
+        """The replicas over whose first stages a batch that is fed here is divided."""
+        rank = Env.get().cluster.worker_index
+        return max(1, sum(row[0] == rank for row in self.plan.places)) if self.plan.places else self.plan.devices_per_rank
 
     @property
     def store(self) -> Store:
@@ -101,7 +107,12 @@ class RankSession:
     def _execute(self, call: Call, arrays: Sequence[np.ndarray], options: Any, run_metadata: Any) -> List[Any]:
         traits = call.traits
         if not traits.parallel:
-            return self._run_ready(self._ready(call, WHOLE, arrays), arrays, options, run_metadata)
+            ready = self._ready(call, WHOLE, arrays)
+            if not ready.executable.collective:
+                return self._run_ready(ready, arrays, options, run_metadata)
+            # Stages in other processes take part in it, each for itself as far as replicas go.
+            with self._step_lock:
+                return self._run_ready(ready, arrays, options, run_metadata)
         with self._step_lock:
             ready = self._ready(call, self._part(traits), arrays)
             self._before(call, ready)
@@ -219,10 +230,18 @@ class RankSession:
             elif not used.isdisjoint(self._dirty):
                 # Not what only an evaluation on this rank has written, its metrics for example.
                 self.synchronize(used)
-        key = task.key
-        if ready.executable.collective and key not in self._agreed:
-            refuse_other_programs(Env.get().control, ready.executable, call.fetches)
+        self._agree(ready.executable, call.fetches)
+
+    def _agree(self, executable: Executable, fetches: Sequence[str]) -> None:
+        """Refuse a program that other ranks don't run; collective, once for each program."""
+        key = executable.task.key
+        if executable.collective and key not in self._agreed:
+            refuse_other_programs(Env.get().control, executable, fetches)
             self._agreed.add(key)
+
+    def _bound(self, program: Program) -> Program:
+        """A program with the process sets of its groups; every rank asks for them in the same order."""
+        return bind(program, {group: Env.get().backend.process_set(group) for group in program.groups})
 
     def _connect(self) -> None:
         if Env.get().control is None:
@@ -240,12 +259,14 @@ class RankSession:
             variables = sorted(v for v in self._dirty if among is None or v in among)
             if self.plan.ranks > 1:
                 self._connect()
-                variables = Env.get().control.agree("synchronize", {"variables": variables})[0]["variables"]
+                lists = [said["variables"] for said in Env.get().control.agree("synchronize", {"variables": variables})]
+                if self.plan.places:
+                    refuse_other_writes(lists)
+                variables = lists[0]
             if variables:
                 task = self._task()
                 name = "sync" + hashlib.sha1("|".join(variables).encode()).hexdigest()[:10]
-                job = Task(plan=task.plan, rank=task.rank, devices=task.devices, stages=task.stages, key=name)
-                program = sync_program(self._index.whole(), variables, job)
+                program = self._bound(sync_program(self._index.whole(), variables, dataclasses.replace(task, key=name)))
                 if program.targets:
                     loaded = self.store.load(program, name)
                     control = Env.get().control
@@ -264,8 +285,11 @@ class RankSession:
     def _ready(self, call: Call, part: str, arrays: Sequence[np.ndarray]) -> Ready:
         if call.traits.parallel:
             plan = self.plan
-            parts = plan.devices_per_rank * (plan.batches_per_run if call.traits.trains else 1)
+            parts = self._first_stages * (plan.batches_per_run if call.traits.trains else 1)
             modes = modes_of(call.feeds, arrays, parts)
+        elif self.plan.places:
+            # What is fed where the first stage is holds for the whole replica.
+            parts, modes = 1, tuple(EACH if array.ndim else SAME for array in arrays)
         else:
             parts, modes = 1, (SAME,) * len(call.feeds)
         for spec, array, mode in zip(call.feeds, arrays, modes):
@@ -282,10 +306,13 @@ class RankSession:
     def _compile(self, call: Call, part: str, modes: Tuple[str, ...]) -> Ready:
         whole = self._index.whole()
         signature = Signature(call.fetches, tuple(s.name for s in call.feeds), modes)
-        if self.plan.ranks > 1 and call.traits.parallel:
+        if self.plan.ranks > 1 and (call.traits.parallel or self.plan.places):
             self._connect()
         executable = compile_program(whole, signature, call.traits, self.plan, self._task(part), numbered=lambda key: self._numbered(key, signature))
         task = executable.task
+        if executable.program.groups:
+            self._agree(executable, call.fetches)
+            executable = executable._replace(program=self._bound(executable.program))
         loaded = self.store.load(executable.program, task.key)
         user = {s.name: i for i, s in enumerate(call.feeds)}
         order = tuple(-1 if f.node == ANCHOR else user["%s:%d" % f.ref] for f in executable.program.feeds)

@@ -19,8 +19,8 @@ from epl.env import Env
 from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.build import Builder
-from epl.ir.program import DIVIDE, SAME, Node, Program
-from epl.passes.communicate import ANCHOR
+from epl.ir.program import DIVIDE, EACH, SAME, Node, Program
+from epl.passes.communicate import ANCHOR, RANKS
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
 from epl.runtime.adapters import Patches, gradients
@@ -76,13 +76,22 @@ class Plain:
 class Machine:
     """All ranks of a layout.
 
-    devices: local replicas of each rank. m: micro-batches. Other options are those of `Plan`.
+    devices: devices of each rank. m: micro-batches. stages: of each replica, which then lie on
+    neighbouring devices over the ranks; `near` False puts the replicas of a stage on neighbours.
+    Other options are those of `Plan`.
     """
 
-    def __init__(self, whole, devices=1, ranks=1, m=1, in_run=True, **plan):
+    def __init__(self, whole, devices=1, ranks=1, m=1, in_run=True, stages=1, near=True, **plan):
+        self.names = tuple("/device:CPU:%d" % d for d in range(devices))
+        self.rows = ()
+        if stages > 1:
+            replicas = devices * ranks // stages
+            slots = [divmod(d, devices) for d in range(devices * ranks)]
+            order = [[g * stages + t if near else t * replicas + g for t in range(stages)] for g in range(replicas)]
+            self.rows = tuple(tuple((slots[i][0], self.names[slots[i][1]]) for i in row) for row in order)
+            plan["places"] = tuple(tuple(rank for rank, _ in row) for row in self.rows)
         self.whole = whole
         self.plan = Plan(ranks=ranks, devices_per_rank=devices, micro_batches=m, accumulate_in_run=in_run, **plan)
-        self.names = tuple("/device:CPU:%d" % d for d in range(devices))
         self.graph = tf.Graph()
         self.session = tf.Session(graph=self.graph, config=_config(devices))
         self.dirty = {}
@@ -144,22 +153,37 @@ class Machine:
     def _feeds(self, feeds, traits):
         specs = [FeedSpec(n, self._dtype(n), self.whole.shape_of((n.split(":")[0], int(n.split(":")[1])))) for n in feeds]
         ranks = self.plan.ranks
-        parts = self.plan.devices_per_rank * (self.plan.batches_per_run if traits.trains else 1)
+        firsts = [sum(row[0] == rank for row in self.plan.places) for rank in range(ranks)] if self.rows else [self.plan.devices_per_rank] * ranks
+        parts = max(firsts) * (self.plan.batches_per_run if traits.trains else 1)
         given = [[as_array(spec, v) for v in (value if isinstance(value, tuple) else [value])] for spec, value in zip(specs, feeds.values())]
         whole = [np.concatenate(v) if len(v) > 1 else v[0] for v in given]
         modes = modes_of(specs, whole, parts * ranks) if traits.parallel else (SAME,) * len(specs)
-        split = [v if len(v) > 1 else np.split(v[0], ranks) if mode == DIVIDE else v * ranks for v, mode in zip(given, modes)]
-        for rank in range(ranks):
+        split = [v if len(v) > 1 else self._portions(v[0], firsts) if mode == DIVIDE else v * ranks for v, mode in zip(given, modes)]
+        if self.rows and not traits.parallel:
+            modes = tuple(EACH if np.ndim(v[0]) else SAME for v in split)
+        for rank in range(ranks) if not self.rows else ():
             for spec, pieces, mode in zip(specs, split, modes):
                 check(spec, pieces[rank], mode, parts)
         return [{spec.name: pieces[rank] for spec, pieces in zip(specs, split)} for rank in range(ranks)], modes
+
+    @staticmethod
+    def _portions(value, firsts):
+        """The rows of each rank, in the order of the replicas; what a rank without a first stage is fed is of no use."""
+        ends = np.cumsum(firsts) * (len(value) // sum(firsts))
+        pieces = np.split(value, ends[:-1])
+        return [piece if count else np.full_like(value[:1], -7) for piece, count in zip(pieces, firsts)]
 
     def _dtype(self, name):
         node, index = name.split(":")
         return np.dtype(tf.as_dtype(op_table.dtype_of(self.whole, node, int(index))).as_numpy_dtype)
 
     def _task(self, rank, part):
-        return Task(plan=self.plan, rank=rank, devices=self.names, part=part, key="sync")
+        if not self.rows:
+            return Task(plan=self.plan, rank=rank, devices=self.names, part=part, key="sync")
+        own = self.plan.held(rank)
+        stages = tuple(tuple(name if holder == rank else "" for holder, name in self.rows[g]) for g in own)
+        devices = tuple(next(name for name in row if name) for row in stages)
+        return Task(plan=self.plan, rank=rank, devices=devices, stages=stages, replicas=tuple(own), part=part, key="sync")
 
     def _compile(self, rank, signature, traits, part):
         executable = compile_program(self.whole, signature, traits, self.plan, self._task(rank, part))
@@ -226,8 +250,17 @@ def _prefix(ranks, rank):
 def join(programs, scope=""):
     """The programs of all ranks as one, with collectives inside the graph; node names start with `scope`."""
     nodes = {}
-    collectives = [{n.name for n in p.nodes.values() if n.op.startswith("Horovod")} for p in programs]
-    assert all(found == collectives[0] for found in collectives), "the ranks do not have the same collectives: %s" % collectives
+    collectives = {}
+    for rank, program in enumerate(programs):
+        for node in program.nodes.values():
+            if node.op.startswith("Horovod"):
+                collectives.setdefault(node.name, []).append(rank)
+    for name, found in collectives.items():
+        listed = programs[found[0]].nodes[name].attr(RANKS)
+        wanted = list(listed.list.i) if listed is not None else list(range(len(programs)))
+        assert found == wanted, "collective %s of ranks %s is there on %s" % (name, wanted, found)
+        assert len(found) == len(programs) or tuple(found) in programs[found[0]].groups
+    assert all(p.groups == programs[0].groups for p in programs)
     for rank, program in enumerate(programs):
         prefix = _prefix(len(programs), rank)
         for node in program.nodes.values():
@@ -239,17 +272,21 @@ def join(programs, scope=""):
                 attrs=dict(node.attrs, **own),
             )
             nodes[moved.name] = moved
-    for name in sorted(collectives[0]):
-        members = [nodes.pop(scope + _prefix(len(programs), rank) + name) for rank in range(len(programs))]
+    for name, ranks in sorted(collectives.items()):
+        members = [nodes.pop(scope + _prefix(len(programs), rank) + name) for rank in ranks]
         assert len({m.op for m in members}) == 1 and all(m.str_attr("_epl_collective") == name for m in members)
-        for member in members:
-            outputs = [_collective(nodes, member, index, [m.inputs[index] for m in members]) for index in range(len(member.inputs))]
+        for position, member in enumerate(members):
+            outputs = [_collective(nodes, member, position, index, [m.inputs[index] for m in members]) for index in range(_values(member))]
             types = AttrValue(list=AttrValue.ListValue(type=[member.attr("T").type] * len(outputs)))
             nodes[member.name] = Node(member.name, "IdentityN", outputs, attrs={"T": types})
     return Program(nodes, library=programs[0].library, versions=programs[0].versions)
 
 
-def _collective(nodes, member, index, sources):
+def _values(member):
+    return 1 if member.op == "HorovodAlltoall" else len(member.inputs)
+
+
+def _collective(nodes, member, position, index, sources):
     build = Builder(nodes, member.device)
     name = "%s/out_%d" % (member.name, index)
     dtype = member.attr("T").type
@@ -265,5 +302,8 @@ def _collective(nodes, member, index, sources):
     if member.op == "HorovodAllgather":
         axis = build.const(name + "/axis", 0, 3)
         return build.op("ConcatV2", name, list(sources) + [axis], wait, T=A.of_type(dtype), Tidx=A.of_type(3), N=A.of_int(len(sources)))
+    if member.op == "HorovodAlltoall":
+        # Of two: one gives all it has to the other.
+        return build.identity(name, sources[1 - position], dtype, wait)
     assert member.op == "HorovodBroadcast"
     return build.identity(name, sources[member.attr("root_rank").i], dtype, wait)

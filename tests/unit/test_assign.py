@@ -2,7 +2,7 @@ import pytest
 
 from epl.ir import attrs as A
 from epl.ir.housekeeping import housekeeping
-from epl.passes.assign import Assigned, assign, handle_source, state_of
+from epl.passes.assign import Assigned, assign, explain, handle_source, state_of
 from epl.passes.classify import Classify
 from epl.planner.plan import Plan, Task
 from epl.runtime.graph_index import with_defaults
@@ -341,3 +341,57 @@ def test_many_nodes():
     lines += ["n%d = Neg(%s)" % (k, "n%d" % (k - 1) if k else "x") for k in range(3000)]
     found = assign(parse("\n".join(lines)))
     assert found["n2999"] == Assigned(1, "inputs")
+
+
+EXPLAINED = """
+    a = Placeholder() {shape: [3]}  # taskgraph=0
+    b = Placeholder() {shape: [3, 5]}  # taskgraph=1
+    w = VarHandleOp() {shape: [3], shared_name: w}
+    read = ReadVariableOp(w)  # taskgraph=0
+    use = Mul(b, read)  # taskgraph=1
+    one = Neg(a)
+    sum = AddN(a, b) {N: 2}
+    large = AddV2(a, b)
+    near = AddV2(a, b)
+    none = Const() {value: 1.0}
+    back = Neg(none)
+    file = Const() {value: "file"}
+    save = SaveV2(file, file, file, a) {dtypes: [float]}
+    m = VarHandleOp() {shape: [3], shared_name: m}
+    update = ResourceApplyMomentum(w, m, none, one, none)
+    early = Neg(b)
+    """
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("a", "belongs to taskgraph 0: it was built in its scope (rule: own)"),
+        ("early", "belongs to taskgraph 1: all its inputs that have a taskgraph agree (1: 'b') (rule: inputs)"),
+        ("w", "belongs to taskgraph 1: it was created outside scopes; the first that uses it is 'use', which is in taskgraph 1 (rule: consumer)"),
+        (
+            "read",
+            "belongs to taskgraph 1: it is given the state of 'w', which is in taskgraph 1, although it was built in the scope of taskgraph 0 "
+            "(rule: state)",
+        ),
+        (
+            "sum",
+            "belongs to taskgraph 0: its inputs disagree (0: 'a', 1: 'b'); it is the sum of gradients of 'a', which is in taskgraph 0 (rule: summed)",
+        ),
+        ("large", "belongs to taskgraph 1: its inputs disagree (0: 'a', 1: 'b'); the largest of them is 'b' (rule: largest)"),
+        (
+            "near",
+            "belongs to taskgraph 0: its inputs disagree (0: 'a', 1: 'b'); TensorFlow was told to put it with 'a', which is in taskgraph 0 "
+            "(rule: colocated)",
+        ),
+        ("none", "belongs to no taskgraph: none of its inputs does, and it is computed wherever it is used (rule: none)"),
+        ("back", "belongs to taskgraph 0: it is part of the gradient of 'a', which is in taskgraph 0 (rule: backward)"),
+        ("save", "belongs to no taskgraph: saving, restoring and checking variables is no part of the model (rule: none)"),
+        ("m", "belongs to taskgraph 1: it was created outside scopes and helps to update 'w', which is in taskgraph 1 (rule: update)"),
+    ],
+)
+def test_explain(name, text):
+    # Without the scope of `read`, `use` is the first user of `w`.
+    made = program(EXPLAINED, sum={A.SUMMED: A.of_str("a")}, near=colocated("a"), back=dict(forward_of("a")), update=UPDATE, m=UPDATE, read=UPDATE)
+    made = made.replace(shape_of=lambda ref: {"a": (3,), "b": (3, 5)}.get(ref[0]))
+    assert explain(made, assign(made), name) == "Node '%s' %s" % (name, text)

@@ -135,7 +135,7 @@ def test_stages_have_devices_of_their_own():
     text = text.replace("y = Mul(x, read)", "y = Mul(x, read)  # taskgraph=1").replace("{shape: [4, 2]}", "{shape: [4, 2]}  # taskgraph=0")
     program = clone(training(text=text), task(m=2, stages=(("/device:CPU:0", "/device:CPU:1"),)))
     devices = {name: program.nodes[name].device[-1] for name in ("x", "w", "read", "y", "EPL_MICRO_BATCH_1/y", "rows", "train", "x/epl_fed")}
-    assert devices == {"x": "0", "w": "1", "read": "1", "y": "1", "EPL_MICRO_BATCH_1/y": "1", "rows": "0", "train": "1", "x/epl_fed": "0"}
+    assert devices == {"x": "0", "w": "1", "read": "1", "y": "1", "EPL_MICRO_BATCH_1/y": "1", "rows": "1", "train": "1", "x/epl_fed": "0"}
 
 
 # Random numbers, loops and resources.

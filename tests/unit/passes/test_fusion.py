@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from epl.ir.build import Builder
 from epl.passes.fusion import GROUP_BYTES, all_reduce, groups_of
-from epl.planner.plan import Plan
+from epl.planner.plan import Plan, Task
 from tests.unit.machine import Machine, user_graph
 
-Item = collections.namedtuple("Item", "node value dtype size record")
+Item = collections.namedtuple("Item", "node value dtype size record taskgraph", defaults=[None])
 
 sizes_of_tensors = st.lists(st.one_of(st.integers(0, 100), st.integers(0, 4 * GROUP_BYTES)), min_size=1, max_size=60)
 
@@ -48,7 +48,7 @@ def test_groups(sizes, most, groups):
 
 def reduced(items, **plan):
     nodes = {}
-    results = all_reduce(Builder(nodes), [Item(*item) for item in items], Plan(ranks=2, **plan), 0.5, ["gate"])
+    results = all_reduce(Builder(nodes), [Item(*item) for item in items], Task(Plan(ranks=2, **plan)), 0.5, ["gate"])
     return results, {n.name: n for n in nodes.values() if n.op == "EplAllReduce"}
 
 
