@@ -22,6 +22,7 @@ from epl.ir.program import APPLY, BACKWARD, FORWARD, Node, Program, Ref
 from epl.ir.tags import GradientTag, data_ancestors
 from epl.passes.assign import assign
 from epl.passes.base import Pass
+from epl.passes.schedule import slots_of
 from epl.passes.stages import join_sparse, settle
 from epl.planner.plan import WHOLE, Task
 
@@ -40,6 +41,7 @@ class Facts:
       writes: node that may change variables -> those variables.
       endings: after which nodes a node of a loop or conditional is done.
       draws: whether elements of inputs are taken, by whatever process.
+      slots: the kind of action of a pipeline's schedule that a node belongs to.
     """
 
     gradients: Dict[Ref, GradientTag]
@@ -51,6 +53,7 @@ class Facts:
     writes: Dict[str, Tuple[str, ...]]
     endings: Endings
     draws: bool = False
+    slots: Dict[str, str] = dataclasses.field(default_factory=dict)
 
     def written(self, program: Program) -> List[str]:
         """Variables that a program with the user's names writes, in node order."""
@@ -110,8 +113,9 @@ class Classify(Pass):
         if task.spread:
             program, gradients = join_sparse(program, gradients, batch)
         endings = Endings(program, order, ignored=apply)
+        slots = slots_of(program, [program.nodes[n.name] for n in order], batch) if task.stages and batch else {}
         draws = any(n.name in batch and op_table.draws(program, n) for n in order)
-        facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched, writes, endings, draws)
+        facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched, writes, endings, draws, slots)
         return program.replace(facts=facts)
 
 

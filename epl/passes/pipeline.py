@@ -13,6 +13,7 @@ from epl.passes.gradients import Gradients
 from epl.passes.outputs import Outputs
 from epl.passes.partial import Partial
 from epl.passes.parts import Parts
+from epl.passes.schedule import Scheduling
 from epl.passes.synchronise import Synchronise
 from epl.passes.weigh import Weigh
 from epl.planner.plan import Task
@@ -33,6 +34,7 @@ def default_passes(task: Task) -> List[Pass]:
         Gradients(),
         Guard(),
         Outputs(),
+        Scheduling(),
         Checkpoint(),
         Communicate(),
     ]

@@ -28,6 +28,8 @@ class Plan:
       schedule: name of the pipeline schedule.
       places: for each replica, by taskgraph, the process that holds that stage; empty when
         every replica lies within one process.
+      pipeline_devices: devices of one replica when some hold several stages; 0 when each
+        stage has its own.
     """
 
     ranks: int = 1
@@ -43,6 +45,7 @@ class Plan:
     fp16_scale: float = 128.0
     schedule: str = "PreferBackward"
     places: Tuple[Tuple[int, ...], ...] = ()
+    pipeline_devices: int = 0
 
     @property
     def replicas(self) -> int:

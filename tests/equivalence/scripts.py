@@ -1,6 +1,8 @@
 """Small models that several case files share."""
 
 import contextlib
+import os
+import re
 import time
 
 import numpy as np
@@ -37,6 +39,41 @@ def judge_variables(outcome):
     for number, rank in enumerate(outcome.ranks):
         for name, value in outcome.plain.items():
             np.testing.assert_allclose(rank[name], value, rtol=1e-5, atol=1e-6, err_msg="%s on rank %d" % (name, number))
+
+
+def traffic(session, fetches, feeds=None):
+    """What a run moves between ranks beside the agreement ahead of it: [[collective, shapes it gives], ...], by TensorFlow's own trace.
+
+    An all-gather gives the rows of all ranks together.
+    """
+    metadata = tf.RunMetadata()
+    session.run(fetches, feeds, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+    found = []
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            collective = re.search(r" = Horovod(\w+)\(", node.timeline_label)
+            if collective and not node.node_name.endswith(".epl_agree"):
+                shapes = [[dim.size for dim in output.tensor_description.shape.dim] for output in node.output]
+                found.append([collective[1].lower(), shapes])
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def umask_of(run):
+    """Files that are made inside tell by their mode which rank has made them: `maker` reads it."""
+    before = os.umask(_UMASKS[run.rank])
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def maker(path):
+    """The rank that has made a file inside `umask_of`."""
+    return _UMASKS.index(0o666 & ~os.stat(path).st_mode)
+
+
+_UMASKS = [0o022, 0o026, 0o020, 0o024]
 
 
 @contextlib.contextmanager

@@ -175,6 +175,78 @@ def test_row_89_adam_and_the_reported_loss(outcome):
         assert rank["loss"] == pytest.approx([67.5, 63.075005, 58.80432], rel=1e-5)
 
 
+SIZES = {"full": (4, 4, 4, 4, 4, 4, 4, 4), "last": (4, 4, 4, 4, 4, 4, 4, 1), "uneven": (4, 1, 2, 4, 3, 1, 4, 2)}
+"""How many samples the user's batches of two steps have when a step has four of them, or of four steps with two."""
+
+
+def uneven_batches(run, sizes, optimizer):
+    """A dataset whose batches have the given sizes, in the order in which ranks draw them: per step the loss, the gradients and the variables."""
+    batches = run.layout.batches
+    data = np.split(np.random.RandomState(3).randn(sum(SIZES[sizes]), 2).astype(np.float32), np.cumsum(SIZES[sizes])[:-1])
+    steps = [data[at : at + batches] for at in range(0, len(data), batches)]
+    if run.plain:
+        mine = [np.concatenate(step) for step in steps]
+    else:
+        mine = [step[number] for step in steps for part in range(run.runs) for number in run.layout.batches_of(run.rank, part)]
+    with run.program():
+        rows, counts = tf.constant(np.concatenate(mine)), np.array([len(batch) for batch in mine])
+        if sizes == "uneven":
+            parts = tf.data.Dataset.from_tensor_slices((np.cumsum(counts) - counts, counts))
+            dataset = parts.flat_map(lambda start, count: tf.data.Dataset.from_tensor_slices(rows[start : start + count]).batch(100))
+        else:
+            dataset = tf.data.Dataset.from_tensor_slices(rows).batch(counts[0])
+        x = run.next_batch(dataset)
+        w, b = tf.get_variable("w", [2], initializer=tf.ones_initializer()), scalar("b", 0)
+        loss = run.merge(tf.reduce_mean(tf.square(tf.reduce_sum(w * x, 1) + b - 3.0 * x[:, 0])))
+        rule = tf.train.GradientDescentOptimizer(0.1) if optimizer == "sgd" else tf.train.AdamOptimizer(0.1)
+        gradients = tf.gradients(loss, [w, b])
+        clipped, norm = tf.clip_by_global_norm(gradients, 1.0)
+        train = rule.apply_gradients(zip(clipped, [w, b]), tf.train.get_or_create_global_step())
+        history = {"losses": [], "gradients": [], "norms": [], "variables": []}
+        with run.session() as session:
+            for _ in steps:
+                values = run.step(session, [loss, gradients, norm, train])
+                history["losses"].append([float(value[0]) for value in values])
+                history["gradients"].append(np.concatenate([np.ravel(one) for one in values[-1][1]]))
+                history["norms"].append(float(values[-1][2]))
+                history["variables"].append(np.concatenate([np.ravel(one) for one in session.run([w, b])]))
+    return history
+
+
+def judge_uneven(outcome, sizes):
+    plain, layout_runs = outcome.plain, len(outcome.ranks[0]["losses"][0])
+    for rank in outcome.ranks:
+        for what in ("gradients", "norms", "variables"):
+            if what == "variables" or layout_runs == 1:
+                np.testing.assert_allclose(rank[what], plain[what], rtol=1e-5, atol=1e-6, err_msg=what)
+        if layout_runs == 1:
+            np.testing.assert_allclose(rank["losses"], plain["losses"], rtol=1e-5)
+        else:  # each run reports the loss of its own batches
+            weights = np.reshape(SIZES[sizes], [-1, layout_runs, len(SIZES[sizes]) // len(rank["losses"]) // layout_runs]).sum(-1)
+            means = (np.array(rank["losses"]) * weights).sum(1) / weights.sum(1)
+            np.testing.assert_allclose(means, np.ravel(plain["losses"]), rtol=1e-5)
+    if sizes != "full":
+        assert len({round(float(norm), 3) for norm in plain["norms"]}) > 1
+
+
+UNEVEN = ("1x2", "2x1", "1x1-m2run", "1x1-m2", "2x1-m2run", "1x2-m2run")
+
+
+@cases(uneven_batches, *UNEVEN, compare=True, sizes="last", optimizer="sgd")
+def test_row_89_a_short_last_batch_weighs_its_samples(outcome):
+    judge_uneven(outcome, "last")
+
+
+@cases(uneven_batches, *UNEVEN, "4x1", compare=True, sizes="uneven", optimizer="adam")
+def test_row_89_every_batch_weighs_its_samples(outcome):
+    judge_uneven(outcome, "uneven")
+
+
+@cases(uneven_batches, *UNEVEN, compare=True, sizes="full", optimizer="sgd")
+def test_row_89_the_reported_loss_is_the_mean_over_micro_batches(outcome):
+    judge_uneven(outcome, "full")
+
+
 def schedule(run):
     """The learning rate in each run of three steps, and w after them."""
     with run.program():

@@ -1,12 +1,13 @@
 """Numbers against a single device: rows 13, 14, 16 to 18, 21 to 23, 109, 111."""
 
+import contextlib
 import time
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.equivalence.scripts import X, judge_variables, regression, scalar
+from tests.equivalence.scripts import X, judge_variables, regression, scalar, traffic
 from tests.harness.context import variables
 from tests.harness.parametrize import cases, together
 from tests.harness.pool import request
@@ -70,6 +71,134 @@ def test_row_16_replicas_start_equal_and_stay_equal(outcome):
     for rank in outcome.ranks[1:]:
         for name, value in first.items():
             np.testing.assert_array_equal(rank[name], value, err_msg=name)
+
+
+def kept_equal(run, how, earlier=None):
+    """All variables of this rank after each of four steps, without any seed; how often variables were sent to the ranks before each step.
+
+    how: "fresh", or "restored" by rank 0 alone, or "monitored": a monitored session that restores.
+    """
+    from epl.runtime.adapters.sessions import rank_session
+
+    with run.program(seed=0):
+        x = tf.placeholder(tf.float32, [None, 4])
+        h = tf.layers.dense(tf.layers.batch_normalization(x, training=True), 3, name="dense")
+        noise = tf.get_variable("noise", [5], initializer=tf.random_uniform_initializer(), trainable=False)
+        step = tf.train.get_or_create_global_step()
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            train = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(tf.square(h)) * noise[0], global_step=step)
+        saver = tf.train.Saver()
+        sent = []
+
+        def broadcasts(session):
+            """How many variables can be sent, and how many times the ranks met to send some."""
+            nodes = rank_session(session).store.graph.as_graph_def().node
+            return [sum(node.op == "HorovodBroadcast" for node in nodes), entered.count("synchronize")]
+
+        def steps(session, raw, history):
+            for number in range(4):
+                run.step(session, train, {x: np.random.RandomState(number).randn(8, 4).astype(np.float32)})
+                sent.append(broadcasts(raw))
+                history.append(variables(raw))
+
+        history = []
+        with recorded_meetings() as entered:
+            if how == "monitored":
+                with tf.train.MonitoredTrainingSession(checkpoint_dir=earlier and earlier["folder"], save_checkpoint_secs=None,
+                                                       save_summaries_steps=None, log_step_count_steps=None) as session:  # fmt: skip
+                    raw = session._tf_sess()
+                    before = variables(raw)
+                    steps(session, raw, history)
+            else:
+                with run.session() as session:
+                    before = variables(session)
+                    if how == "restored" and run.rank == 0:
+                        saver.restore(session, earlier["path"])
+                    steps(session, session, history)
+        return {"before": before, "history": history, "sent": sent}
+
+
+@contextlib.contextmanager
+def recorded_meetings():
+    """The names under which this rank meets the others, in order."""
+    from epl.runtime.control import ControlChannel
+
+    entered, original = [], ControlChannel.enter
+
+    def enter(self, program, step):
+        entered.append(program)
+        return original(self, program, step)
+
+    ControlChannel.enter = enter
+    try:
+        yield entered
+    finally:
+        ControlChannel.enter = original
+
+
+def saved_for_16(run):
+    """A checkpoint of a graph like that of `kept_equal`, after a hundred steps by its global step."""
+    with run.program(seed=5):
+        x = tf.placeholder(tf.float32, [None, 4])
+        h = tf.layers.dense(tf.layers.batch_normalization(x, training=True), 3, name="dense")
+        noise = tf.get_variable("noise", [5], initializer=tf.random_uniform_initializer(), trainable=False)
+        step = tf.train.get_or_create_global_step()
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            train = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(tf.square(h)) * noise[0], global_step=step)
+        with run.session() as session:
+            session.run(train, {x: np.ones([2, 4], np.float32) * [[1], [3]]})
+            session.run(step.assign(100))
+            path = tf.train.Saver().save(session, run.path("model.ckpt"), global_step=step)
+            return {"path": path, "folder": run.folder, "values": variables(session)}
+
+
+SAVED_FOR_16 = request(saved_for_16, "1x1", plain=True)
+NAMES_16 = {"batch_normalization/%s" % name for name in ("gamma", "beta", "moving_mean", "moving_variance", "gamma/Adam", "beta/Adam_1")}
+
+
+def judge_kept_equal(outcome, begin):
+    first = outcome.ranks[0]
+    assert NAMES_16 | {"global_step", "noise", "beta1_power", "dense/kernel/Adam"} <= set(first["history"][0])
+    for rank in outcome.ranks:
+        assert [int(values["global_step"]) for values in rank["history"]] == [begin + number for number in (1, 2, 3, 4)]
+        for number, values in enumerate(rank["history"]):
+            for name, value in first["history"][number].items():
+                np.testing.assert_array_equal(values[name], value, err_msg="%s after step %d" % (name, number + 1))
+        assert rank["sent"] == [[len(first["history"][0]), 1]] * 4, "each variable is sent once, before the first step"
+    kernels = [values["dense/kernel"] for values in first["history"]]
+    assert all(np.abs(one - other).max() > 1e-3 for one, other in zip(kernels, kernels[1:])), "the steps move the weights"
+
+
+@cases(kept_equal, "2x1", "4x1", how="fresh")
+def test_row_16_equal_bits_after_each_step_and_one_broadcast(outcome):
+    judge_kept_equal(outcome, 0)
+    assert np.any(outcome.ranks[0]["before"]["noise"] != outcome.ranks[1]["before"]["noise"]), "each rank had values of its own"
+
+
+@cases(kept_equal, "2x1", "4x1", how="monitored")
+def test_row_16_monitored_session(outcome):
+    judge_kept_equal(outcome, 0)
+    for rank in outcome.ranks[1:]:
+        for name, value in outcome.ranks[0]["before"].items():
+            np.testing.assert_array_equal(rank["before"][name], value, err_msg=name)
+
+
+@together(
+    saved=SAVED_FOR_16,
+    chief=request(kept_equal, "2x1", how="restored", inputs={"earlier": SAVED_FOR_16}),
+    monitored=request(kept_equal, "2x1", how="monitored", inputs={"earlier": SAVED_FOR_16}),
+)
+def test_row_16_one_broadcast_after_restoring(outcomes):
+    saved = outcomes["saved"].ranks[0]["values"]
+    judge_kept_equal(outcomes["chief"], 100)
+    judge_kept_equal(outcomes["monitored"], 100)
+    for rank in outcomes["monitored"].ranks:
+        for name, value in saved.items():
+            np.testing.assert_array_equal(rank["before"][name], value, err_msg=name)
+    for one, other in zip(outcomes["chief"].ranks, outcomes["monitored"].ranks):
+        np.testing.assert_array_equal(one["history"][0]["noise"], saved["noise"])
+        for name, value in one["history"][3].items():
+            np.testing.assert_array_equal(other["history"][3][name], value, err_msg=name)
 
 
 def unequal(run, shares):
@@ -164,39 +293,59 @@ def test_row_23_gradients_inside_the_loss_are_forward_code(outcome):
 
 
 def branches(run, steps):
-    """Six branches whose gradients are ready in an order that differs from rank to rank and step to step."""
-    random = np.random.RandomState(run.rank)
+    """Six branches with gradients of their own, ready in an order that differs from rank to rank and from step to step."""
+    random, order, slept = np.random.RandomState(run.rank), [], []
 
-    def dawdle(value):
-        time.sleep(random.rand() * 0.004)
+    def dawdle(value, number):
+        pause = random.rand() * 0.004
+        time.sleep(pause)
+        slept.append(pause)
+        order.append(int(number))
         return value
 
     with run.program():
         x = tf.placeholder(tf.float32, [None, 6])
-        losses = []
+        ids = tf.placeholder(tf.int32, [None])
+        losses, updates = [], []
         for number in range(6):
-            w = tf.get_variable("w%d" % number, [1], initializer=tf.ones_initializer())
-            slow = tf.py_func(dawdle, [x[:, number]], tf.float32, stateful=False)
+            w = tf.get_variable("w%d" % number, [1] if number < 4 else [5, 1], initializer=tf.ones_initializer())
+            slow = tf.py_func(dawdle, [x[:, number], number], tf.float32, stateful=False)
             slow.set_shape([None])
-            losses.append(tf.reduce_mean(tf.square(w * slow - 2.0)))
-        loss = tf.add_n(losses)
-        run.merge(loss)
-        train = tf.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
-        batches = np.random.RandomState(7).randn(steps, 4, 6).astype(np.float32)
+            scale = w if number < 4 else tf.gather(w, ids)[:, 0]
+            losses.append(run.merge(tf.reduce_mean(tf.square(scale * slow - 2.0))))
+            updates.append(tf.train.MomentumOptimizer(0.01, 0.9).minimize(losses[-1], var_list=[w]))
+        loss = run.merge(tf.add_n(losses))
+        feeds = [{x: np.random.RandomState(step).randn(4, 6).astype(np.float32), ids: np.int32([step % 5, 1, 2, 2])} for step in range(steps)]
         with run.session() as session:
-            losses = run.train(session, loss, train, [{x: batch} for batch in batches])
-            return dict(variables(session), losses=losses)
+            values = run.train(session, loss, updates, feeds[:-1])
+            moved = traffic(session, updates, {key: run.local(value) for key, value in feeds[-1].items()})
+            # Each run of a step calls the six functions for each replica and micro-batch once.
+            calls = np.reshape(order, [steps, -1])
+            found = dict(variables(session), losses=np.float32(values))
+            if not run.plain:
+                found.update({"/moved": moved, "/orders": len({tuple(row) for row in calls}), "/order": order, "/slept": max(slept)})
+            return found
+
+
+def judge_branches(outcome, steps):
+    judge_variables(outcome)
+    for rank in outcome.ranks:
+        reduced = [shapes for collective, shapes in rank["/moved"] if collective == "allreduce" and shapes == [[1]]]
+        gathered = [shapes for collective, shapes in rank["/moved"] if collective == "allgather"]
+        assert len(reduced) == 4 and len(gathered) == 4, "each branch has its own collective: %s" % rank["/moved"]
+        assert rank["/orders"] > 5 and rank["/slept"] > 0.003, "the branches end in orders that vary"
+    assert outcome.ranks[0]["/order"] != outcome.ranks[1]["/order"]
 
 
 @cases(branches, "2x1", "2x2", compare=True, steps=40)
 def test_row_109_independent_branches_in_any_order(outcome):
-    judge_variables(outcome)
+    judge_branches(outcome, 40)
 
 
 @pytest.mark.slow
 @cases(branches, "4x1", compare=True, steps=200)
 def test_row_109_many_steps(outcome):
-    judge_variables(outcome)
+    judge_branches(outcome, 200)
 
 
 def twice(run):

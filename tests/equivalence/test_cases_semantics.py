@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.equivalence.scripts import judge_variables, raises, regression, scalar
+from tests.equivalence.scripts import judge_variables, raises, regression, scalar, traffic
 from tests.harness.context import variables
 from tests.harness.parametrize import cases
 
@@ -144,6 +144,71 @@ def two_optimizers(run):
 def test_row_06_two_optimizers(outcome):
     for rank in outcome.ranks:
         assert rank == pytest.approx([0.5, 0.25], rel=1e-5)
+
+
+def adversaries(run, order):
+    """A generator and a discriminator with losses that lead through each other's weights, trained in the given order of steps."""
+    with run.program():
+        x = tf.placeholder(tf.float32, [None])
+        d, g = scalar("d", 1), scalar("g", 1)
+        scalar("unused", 1)
+        made = g * x
+        loss_d = run.merge(tf.reduce_mean(tf.square(d * made)) + tf.reduce_mean(tf.square(d * x - 1.0)))
+        loss_g = run.merge(tf.reduce_mean(tf.square(d * made - 1.0)))
+        optimizers = {"d": tf.train.MomentumOptimizer(0.1, 0.9), "g": tf.train.AdamOptimizer(0.1)}
+        train = {"d": optimizers["d"].minimize(loss_d, var_list=[d]), "g": optimizers["g"].minimize(loss_g, var_list=[g])}
+        train["both"] = tf.group(train["d"], train["g"])
+        moved, history = [], []
+        with run.session() as session:
+            for name in order:
+                run.step(session, [train[name], loss_d, loss_g], {x: np.float32([1, 2, 1.5, -1])})
+                values = variables(session)
+                history.append([float(values[name]) for name in ("d", "g", "unused", "d/Momentum", "g/Adam", "g/Adam_1", "beta1_power")])
+            for name in ("d", "g", "both"):
+                feeds = [{x: run.local(np.float32([1, 2, 1.5, -1]), number)} for number in range(run.runs)]
+                moved.append([traffic(session, train[name], feed) for feed in feeds][-1])
+        return {"history": history, "moved": moved}
+
+
+@cases(adversaries, "1x2", "2x1", "1x1-m2run", "2x1-m2run", compare=True, order=("d", "g", "g", "both", "g", "d", "d", "both"))
+def test_row_06_adversaries(outcome):
+    for rank in outcome.ranks:
+        np.testing.assert_allclose(rank["history"], outcome.plain["history"], rtol=1e-5)
+    steps = np.array(outcome.plain["history"])
+    assert steps[1][0] == steps[0][0] and steps[1][1] != steps[0][1], "the optimizers of the reference are independent"
+
+
+@cases(adversaries, "2x1", "2x1-m2", "2x1-m2run", order=("d", "g", "both"))
+def test_row_06_each_optimizer_sends_its_own_gradients_once(outcome):
+    for rank in outcome.ranks:
+        for moved, gradients in zip(rank["moved"], (1, 1, 2)):
+            assert all(collective in ("allreduce", "groupedallreduce") for collective, _ in moved), moved
+            assert sum(len(shapes) for _, shapes in moved) == gradients, moved
+
+
+def wide_and_deep(run):
+    """Two optimizers with variables of their own in one training op, whose gradient for the shared bias is the sum of both uses."""
+    with run.program():
+        x = tf.placeholder(tf.float32, [None, 3])
+        ids = tf.cast(tf.abs(x[:, 0]) * 2.0, tf.int32)
+        wide = tf.get_variable("wide", [20], initializer=tf.random_normal_initializer(seed=1))
+        bias = scalar("bias", 0)
+        deep = tf.layers.dense(x, 4, tf.tanh, kernel_initializer=tf.glorot_uniform_initializer(seed=2), name="deep")
+        loss = run.merge(tf.reduce_mean(tf.square(tf.gather(wide, ids) + tf.reduce_sum(deep, 1) + bias - x[:, 1])))
+        variables_of = [[wide, bias], [v for v in tf.trainable_variables() if v not in (wide, bias)]]
+        step = tf.train.get_or_create_global_step()
+        updates = [tf.train.AdagradOptimizer(0.1).minimize(loss, var_list=variables_of[0], name="wide_update"),
+                   tf.train.AdamOptimizer(0.05).minimize(loss, var_list=variables_of[1], name="deep_update")]  # fmt: skip
+        with tf.control_dependencies(updates):
+            train = step.assign_add(1)
+        with run.session() as session:
+            losses = run.train(session, loss, train, [{x: np.random.RandomState(k).randn(8, 3).astype(np.float32)} for k in range(5)])
+            return dict(variables(session), losses=losses)
+
+
+@cases(wide_and_deep, "1x2", "2x1", "2x1-m2run", "1x1-m2", compare=True)
+def test_row_06_wide_and_deep(outcome):
+    judge_variables(outcome)
 
 
 def two_rates(run):

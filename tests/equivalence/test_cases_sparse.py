@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tests.equivalence.scripts import judge_variables
+from tests.equivalence.scripts import judge_variables, traffic
 from tests.harness.context import variables
 from tests.harness.parametrize import cases
 
@@ -40,6 +40,11 @@ def lookup(run, optimizer="adam", kind="random", dense=False, tied=False, partit
 
 @cases(lookup, "1x2", "2x1", "2x1-m2run", compare=True, dense=True)
 def test_row_59_sparse_as_dense(outcome):
+    judge_variables(outcome)
+
+
+@cases(lookup, "1x2", "2x1", "2x1-m2", compare=True, dense=True, optimizer="momentum")
+def test_row_59_sparse_as_dense_leaves_other_rows_alone(outcome):
     judge_variables(outcome)
 
 
@@ -96,3 +101,98 @@ def test_row_62_string_variables_and_tables(outcome):
         assert rank["name"] == "a word"
         for name, value in outcome.plain["values"].items():
             np.testing.assert_allclose(rank["values"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+# --- what travels -------------------------------------------------------------------------
+
+WORDS, WIDTH = 1000, 4
+
+
+def wire(run, kind, dense=False, tied="", resource=True):
+    """What each run of one step moves between ranks, and how many different words this rank looks up; then training goes on."""
+    same = np.zeros([1024], np.int32)
+    batches = [same if kind == "same" else np.random.RandomState(step).randint(0, 60, 1024).astype(np.int32) for step in range(3)]
+    with run.program({"communication.sparse_as_dense": dense}, resource=resource):
+        ids = tf.placeholder(tf.int32, [None])
+        table = tf.get_variable("table", [WORDS, WIDTH], initializer=tf.random_normal_initializer(seed=1))
+        h = tf.nn.embedding_lookup(table, ids)
+        if tied:
+            output = table if tied == "matmul" else tf.gather(table, tf.range(WORDS))
+            logits = tf.matmul(h, output, transpose_b=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits))
+        else:
+            loss = tf.reduce_mean(tf.square(h - 0.5))
+        optimizer = tf.train.MomentumOptimizer(0.5, 0.9) if tied else tf.train.AdamOptimizer(0.05)  # Adam magnifies the noise of tiny gradients
+        train = optimizer.minimize(loss)
+        with run.session() as session:
+            run.step(session, train, {ids: batches[0]})
+            mine = [run.local(batches[1], number) for number in range(run.runs)]
+            moved = [traffic(session, train, {ids: part}) for part in mine]
+            run.step(session, train, {ids: batches[2]})
+            return {"moved": moved, "words": len(np.unique(mine)), "variables": variables(session)}
+
+
+def judge_table(outcome):
+    for rank in outcome.ranks:
+        for name, value in outcome.plain["variables"].items():
+            np.testing.assert_allclose(rank["variables"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def judge_rows(outcome):
+    """All runs of a step but the last move nothing; the last one moves each rank's different words once, and nothing else."""
+    rows = sum(rank["words"] for rank in outcome.ranks)
+    for rank in outcome.ranks:
+        assert all(moved == [] for moved in rank["moved"][:-1]), rank["moved"]
+        assert rank["moved"][-1] == [["allgather", [[rows]]], ["allgather", [[rows, WIDTH]]]]
+    judge_table(outcome)
+
+
+@cases(wire, "2x1", "2x2", "2x1-m2", "2x1-m2run", compare=True, kind="same")
+def test_row_61_each_rank_sends_one_row(outcome):
+    assert [rank["words"] for rank in outcome.ranks] == [1, 1]
+    judge_rows(outcome)
+
+
+@cases(wire, "2x1", "2x2", "2x1-m2", "2x1-m2run", compare=True, kind="random")
+def test_row_61_each_word_is_sent_once(outcome):
+    assert all(1 < rank["words"] <= 60 for rank in outcome.ranks)
+    judge_rows(outcome)
+
+
+@cases(wire, "2x1", compare=True, kind="random", resource=False)
+def test_row_61_reference_variables(outcome):
+    judge_rows(outcome)
+
+
+@cases(wire, "2x1", "2x1-m2run", compare=True, kind="random", dense=True)
+def test_row_59_the_table_is_sent_instead(outcome):
+    for rank in outcome.ranks:
+        ((collective, shapes),) = rank["moved"][-1]
+        assert collective in ("allreduce", "groupedallreduce") and shapes.count([WORDS, WIDTH]) == 1, rank["moved"]
+        assert sum(np.prod(shape) for shape in shapes) <= WORDS * WIDTH + WORDS, "besides at most a number for each word"
+    judge_table(outcome)
+
+
+@cases(wire, "2x1", "2x1-m2", "2x1-m2run", compare=True, kind="random", tied="matmul")
+def test_row_60_no_more_rows_than_the_table_and_the_words(outcome):
+    judge_tied(outcome)
+
+
+@cases(wire, "2x1", compare=True, kind="random", tied="matmul", resource=False)
+def test_row_60_reference_variables(outcome):
+    judge_tied(outcome)
+
+
+@cases(wire, "2x1", compare=True, kind="random", tied="gather")
+def test_row_60_a_gradient_whose_rows_are_more_than_the_table(outcome):
+    judge_tied(outcome)
+
+
+def judge_tied(outcome):
+    """As many rows as the table and the looked up words have reach a rank at most."""
+    words = sum(rank["words"] for rank in outcome.ranks)
+    for rank in outcome.ranks:
+        assert all(moved == [] for moved in rank["moved"][:-1]), rank["moved"]
+        rows = sum(shape[0] for collective, shapes in rank["moved"][-1] for shape in shapes if shape[1:] == [WIDTH])
+        assert WORDS <= rows <= WORDS + words, rank["moved"]
+    judge_table(outcome)

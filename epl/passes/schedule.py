@@ -1,0 +1,145 @@
+"""Schedule: the order in which a stage takes the micro-batches of a pipeline.
+
+A schedule is a list of actions for each device (`epl.planner.schedules`). Gates, one
+between two actions, make the order: an action's nodes wait for the gate before it, the
+gate after it waits for them. Neither sends nor receives are gated: a receive that waits
+for its turn, and a send that the next action waits for, can wait for each other.
+"""
+
+from typing import Any, Container, Dict, List, Optional, Set, Tuple
+
+from absl import logging
+
+from epl.errors import ProgramError
+from epl.ir import op_table
+from epl.ir.build import Builder
+from epl.ir.program import BACKWARD, FORWARD, Node, Program
+from epl.passes.base import Pass
+from epl.passes.cut import TRANSFERS
+from epl.passes.instances import instances_at
+from epl.passes.rewire import add_controls
+from epl.planner.plan import Task
+from epl.planner.schedules import Action, Schedule, make_schedule
+
+GATE = "epl_schedule"
+
+
+def slots_of(program: Program, order: List[Node], batch: Container[str]) -> Dict[str, str]:
+    """Which kind of action ("F", "B" or "W") a node of the user's program belongs to; nodes of none are left out.
+
+    B is what leads to the gradients that an earlier stage needs, W the rest of the
+    backward part. A forward node that needs a later stage, and a backward node that needs
+    an earlier one, belong to no action: they run as soon as they can.
+
+    Args:
+      order: the nodes of a classified program, sources first.
+      batch: what exists per micro-batch.
+    """
+    furthest: Dict[str, int] = {}
+    found: Dict[str, str] = {}
+    for node in order:
+        stage = node.taskgraph
+        if node.name not in batch or stage is None or node.phase not in (FORWARD, BACKWARD):
+            continue
+        pick = max if node.phase == FORWARD else min
+        above = [furthest[s] for s, _ in node.inputs if s in furthest and program.nodes[s].phase == node.phase]
+        furthest[node.name] = pick(above + [stage])
+        if furthest[node.name] == stage:
+            found[node.name] = "F" if node.phase == FORWARD else "W"
+    for node in reversed(order):
+        if found.get(node.name) == "W":
+            for consumer, index in program.consumers.get(node.name, ()):
+                other = program.nodes[consumer]
+                leaves = other.phase == BACKWARD and other.taskgraph is not None and other.taskgraph != node.taskgraph and consumer in batch
+                if index >= 0 and (leaves or found.get(consumer) == "B"):
+                    found[node.name] = "B"
+                    break
+    return found
+
+
+def schedule_of(task: Task) -> Optional[Schedule]:
+    """The schedule of a program with several stages and micro-batches, else None."""
+    stages = len(task.stages[0]) if task.stages else 1
+    if not task.parallel or stages == 1 or task.micro_batches == 1:
+        return None
+    return make_schedule(task.plan.schedule, stages, task.micro_batches, task.plan.pipeline_devices or None)
+
+
+class Scheduling(Pass):
+    """Add the gates."""
+
+    name = "schedule"
+
+    def run(self, program: Program, task: Task) -> Program:
+        schedule = schedule_of(task) if program.facts.gradients else None
+        if schedule is None:
+            return program
+        members = _members(program, task, schedule)
+        nodes = dict(program.nodes)
+        for replica in range(task.local_replicas):
+            for device, actions in enumerate(schedule.devices):
+                if task.has(replica, schedule.chunks_of(device)[0]):
+                    _gate(program, task, nodes, members, replica, device, actions)
+        result = program.replace(nodes=nodes)
+        try:
+            result.topological()
+        except ProgramError:
+            logging.warning(
+                "Schedule %s does not fit this program: a micro-batch waits for what comes later in it. The stages run as their inputs come",
+                schedule.name,
+            )
+            return program
+        return result
+
+
+Members = Dict[Tuple[int, Action], List[Node]]
+
+
+def _members(program: Program, task: Task, schedule: Schedule) -> Members:
+    """The nodes of each action of each local replica."""
+    found: Members = {}
+    for node in program.nodes.values():
+        kind = program.facts.slots.get(node.origin)
+        if kind is None or node.micro_batch is None or node.taskgraph is None or node.op in TRANSFERS:
+            continue
+        if kind == "W" and not schedule.split_backward:
+            kind = "B"
+        found.setdefault((node.replica, Action(kind, node.micro_batch, node.taskgraph)), []).append(node)
+    return found
+
+
+def _gate(
+    program: Program, task: Task, nodes: Dict[str, Node], members: Members, replica: int, device: int, actions: Tuple[Action, ...]
+) -> None:
+    gate: Optional[str] = None
+    pending: List[str] = []
+    for number, action in enumerate(actions):
+        slot = members.get((replica, action), [])
+        if not slot:
+            continue
+        inside = {node.name for node in slot}
+        if pending:
+            build = Builder(nodes, slot[0].device, FORWARD)
+            gate = build.no_op("%s/%d_%d_%d" % (GATE, replica, device, number), pending + ([gate] if gate else []))
+            nodes[gate] = nodes[gate].replace(replica=replica, info={"action": str(action)})
+        if gate is not None:
+            for node in slot:
+                if _begins(program, node, inside):
+                    add_controls(nodes, node.name, [gate])
+        pending = _ends(program, task, slot, inside)
+
+
+def _begins(program: Program, node: Node, inside: Set[str]) -> bool:
+    """Whether a node waits for nothing of its own action."""
+    if any(s in inside for s, _ in node.inputs) or any(s in inside for s in node.controls):
+        return False
+    return node.origin not in program.facts.frames or node.op in op_table.ENTERS
+
+
+def _ends(program: Program, task: Task, slot: List[Node], inside: Set[str]) -> List[str]:
+    """The nodes after which an action is done."""
+    last = [n for n in slot if not any(c in inside for c, _ in program.consumers.get(n.name, ()))]
+    found: Dict[str, Any] = {}
+    for node in last:
+        found.update(dict.fromkeys(instances_at(program, task, node, program.facts.endings.done(node.origin))))
+    return [name for name in found if name in program.nodes]
