@@ -44,12 +44,25 @@ class PipelineSection(Section):
     )
     strategy = NameKey(
         "PreferBackward",
-        ("PreferBackward", "PreferForward", "PreferBackwardOptimizer"),
+        ("PreferBackward", "PreferForward", "PreferBackwardOptimizer", "Interleaved", "ZeroBubbleH1", "ZeroBubbleH2", "ZeroBubbleV"),
         "Order of the micro-batches in a pipeline. `PreferBackward` (1F1B) starts a backward pass as soon as it can and keeps "
         "few activations; `PreferForward` (GPipe) runs all forward passes first and keeps all of them; `PreferBackwardOptimizer` "
-        "lets the stages before the last run further ahead than `PreferBackward`. Upper and lower case are the same.",
+        "lets the stages before the last run further ahead than `PreferBackward`. `Interleaved` puts several stages on each device, which "
+        "makes bubbles shorter; the zero-bubble schedules fill bubbles with the weights' part of the backward pass: `ZeroBubbleH1` with the "
+        "memory of `PreferBackward`, `ZeroBubbleH2` with up to twice as much, `ZeroBubbleV` with two stages on each device. "
+        "Upper and lower case are the same.",
         "流水线中微批次的执行顺序。`PreferBackward`（1F1B）尽早开始反向计算，需要保存的激活值少；`PreferForward`（GPipe）"
-        "先完成全部前向计算，需要保存全部激活值；`PreferBackwardOptimizer` 允许最后一个阶段之前的各阶段比 `PreferBackward` 领先更多。不区分大小写。",
+        "先完成全部前向计算，需要保存全部激活值；`PreferBackwardOptimizer` 允许最后一个阶段之前的各阶段比 `PreferBackward` 领先更多。"
+        "`Interleaved` 在每个设备上放多个阶段，使气泡更短；零气泡调度用反向计算中求权重梯度的部分填充气泡：`ZeroBubbleH1` 的内存与 "
+        "`PreferBackward` 相同，`ZeroBubbleH2` 至多为其两倍，`ZeroBubbleV` 在每个设备上放两个阶段。不区分大小写。",
+    )
+    stages_per_device = IntKey(
+        1,
+        "Stages that each device of a replica holds, for the schedules `Interleaved` (any number) and `ZeroBubbleV` (always 2). With 1, "
+        "`Interleaved` puts as many stages on a device as it takes for one replica to fit on all devices.",
+        "模型副本的每个设备持有的阶段数，用于 `Interleaved`（任意个）和 `ZeroBubbleV`（总是 2 个）调度。为 1 时，`Interleaved` "
+        "会在每个设备上放足够多的阶段，使一个副本能放进全部设备。",
+        minimum=1,
     )
     accumulate_in_run = BoolKey(
         False,

@@ -129,6 +129,7 @@ class Cluster:
         colocate: bool = False,
         prefer_intra_node: bool = True,
         is_split: Sequence[bool] = (),
+        chunks: Sequence[int] = (),
     ) -> List[VirtualDevice]:
         """Lay the taskgraphs out on all devices; sets and returns `virtual_devices`, one per taskgraph.
 
@@ -139,12 +140,18 @@ class Cluster:
           prefer_intra_node: a replica takes neighbouring devices; else each stage does
             (see `layouts.place_taskgraphs`).
           is_split: which taskgraphs are split; none by default.
+          chunks: the device of a replica that each taskgraph is on, when devices hold
+            several of one device each.
 
         The devices divided by those of a replica (sum of the counts, or the largest with
         `colocate`) make the number of replicas; ClusterError when that does not divide.
         """
         counts = layouts.resolve_counts(device_counts, is_split, self.total_gpu_num)
-        slices = layouts.place_taskgraphs(self.all_devices, counts, colocate, prefer_intra_node)
+        if chunks:
+            placed = layouts.place_taskgraphs(self.all_devices, [1] * (max(chunks) + 1), False, prefer_intra_node)
+            slices = [placed[device] for device in chunks]
+        else:
+            slices = layouts.place_taskgraphs(self.all_devices, counts, colocate, prefer_intra_node)
         self.virtual_devices = build_virtual_devices(slices, self.worker_index)
         return self.virtual_devices
 

@@ -12,6 +12,7 @@ from epl.ir import attrs as A
 from epl.ir.phase import ModelPhase
 from epl.ir.tags import GradientTag
 from epl.ir.taskgraph import Taskgraph
+from epl.planner.schedules import chunks_of_stages
 
 PipelineConfig = collections.namedtuple("PipelineConfig", "num_stages num_micro_batch strategy")
 
@@ -149,8 +150,17 @@ class Graph:
         config = Env.get().config.cluster
         counts = [t.device_count for t in self._taskgraphs]
         splits = [t.is_split for t in self._taskgraphs]
-        cluster.generate_virtual_devices(counts, config.colocate_split_and_replicate, config.device_place_prefer_intra_node, splits)
+        chunks = [] if config.colocate_split_and_replicate else self._chunks(counts, splits, cluster.total_gpu_num)
+        cluster.generate_virtual_devices(counts, config.colocate_split_and_replicate, config.device_place_prefer_intra_node, splits, chunks)
         self._devices = list(cluster.virtual_devices)
+
+    @staticmethod
+    def _chunks(counts: Sequence[Optional[int]], splits: Sequence[bool], devices: int) -> Sequence[int]:
+        """The device of a replica that each stage is on, when the schedule puts several on one."""
+        if len(counts) < 2 or any(splits) or any((count or 1) > 1 for count in counts):
+            return []
+        pipeline = Env.get().config.pipeline
+        return chunks_of_stages(pipeline.strategy, len(counts), pipeline.stages_per_device, devices)
 
     def virtual_device(self, index: int) -> Any:
         """The virtual device of a taskgraph; derived on first use."""

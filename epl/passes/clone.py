@@ -79,6 +79,7 @@ class Cloner:
         targets: List[str] = []
         for target in program.targets:
             targets.extend(self.all_of(target))
+        targets.extend(self._effects())
         fetches = [self._fetch(ref) for ref in program.fetches]
         feeds = [f._replace(node=self.fed.get(f.node, f.node)) for f in program.feeds]
         nodes = dict(self.nodes)
@@ -87,6 +88,14 @@ class Cloner:
             targets.extend(self.boundary.close(nodes))
             program = program.replace(groups=process_groups(program, self.task.plan, self.task.parallel))
         return program.replace(nodes=nodes, targets=list(dict.fromkeys(targets)), fetches=fetches, feeds=feeds)
+
+    def _effects(self) -> List[str]:
+        """What changes state although nothing here needs it: a fetched tensor comes from one replica and one process, its effects are on all."""
+        facts = self.facts
+        brings = self.task.parallel and any(a in facts.writes for a in self.program.ancestors([source for source, _ in self.program.fetches]))
+        if not brings and not self.task.spread:
+            return []
+        return [instance for name in facts.writes for end in facts.endings.done(name) for instance in self.all_of(end)]
 
     # Instances and places.
 

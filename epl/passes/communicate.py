@@ -208,7 +208,7 @@ class _Lower:
     def _broadcast(self) -> List[Ref]:
         wire = self._wire()
         value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire)
-        root = A.of_int(self.ranks.index(self.node.info["root"]))
+        root = A.of_int(self.node.info["root"])
         return self._returned(self._hvd("HorovodBroadcast", self.name, [value], T=A.of_type(wire), root_rank=root), wire)
 
     # Between stages. What travels is flat: the sizes of unknown dimensions need not be told.

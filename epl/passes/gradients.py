@@ -59,6 +59,8 @@ class _Lowering:
         self.weights = weighted(program, task)
         self.gate = [program.agreement.gate] if program.agreement and program.agreement.gate else []
         self.factor = self._factor()
+        self.tables: List[Tuple[Node, Node, int]] = []
+        """Sparse gradients that travel as tables: values, indices and the indices' type."""
         self.divisor: Optional[Ref] = self._divisor()
 
     def run(self) -> Program:
@@ -84,6 +86,9 @@ class _Lowering:
                 self._half(node)
         for item, value in zip(dense, self._across(dense)):
             self._finish(item.node, value)
+        for values, indices, itype in self.tables:
+            self.build = self._home(values)
+            self._rows_of_table(values, indices, itype)
         program = self.program.replace(nodes=self.nodes, targets=self.program.targets + tuple(self.effects))
         names = {n.name for n in waiting}
         kept = {name: node for name, node in self.nodes.items() if name not in names}
@@ -228,10 +233,9 @@ class _Lowering:
         # What consumers do with the rows is known in the last run of a step only.
         if self._travels(values.taskgraph) and self._mergeable(values, indices):
             vocabulary = self._vocabulary(values)
-            if self.task.plan.sparse_as_dense and vocabulary:
-                table, ids = self._as_dense(values, rows, ids, dtype, itype, vocabulary)
-                self._finish(indices.name, ids)
-                return [table]
+            if vocabulary and (self.task.plan.sparse_as_dense or self._static_rows(values) >= vocabulary):
+                self.tables.append((values, indices, itype))
+                return self._as_dense(values, rows, ids, dtype, itype, vocabulary)
             rows, ids = self._merge_rows(name, rows, ids, dtype, itype)
         self._finish(values.name, self._scaled(name, self._gathered(values, "rows", rows, dtype), dtype, self.factor))
         self._finish(indices.name, self._gathered(values, "ids", ids, itype))
@@ -278,20 +282,42 @@ class _Lowering:
             return 0
         return max(0, int(shape.shape.dim[0].size))
 
-    def _as_dense(self, values: Node, rows: Ref, ids: Ref, dtype: int, itype: int, vocabulary: int) -> Tuple[Dense, Ref]:
+    def _static_rows(self, values: Node) -> int:
+        """How many rows the local instances of a sparse gradient have at least: a whole table, when a layer shares its weights with a lookup."""
+        part = self.program.nodes[values.inputs[0][0]]
+        refs = part.inputs[:-1] if part.op == "ConcatV2" else [values.inputs[0]]
+        shapes = (self.program.shape_of((self.program.nodes[n].origin or n, i)) for n, i in refs)
+        return len(values.inputs) * sum(shape[0] or 0 for shape in shapes if shape)
+
+    def _as_dense(self, values: Node, rows: Ref, ids: Ref, dtype: int, itype: int, vocabulary: int) -> List[Dense]:
+        """The gradient as a table, and which rows were used: optimizers leave the other rows alone."""
         build, name = self.build, values.name
-        count = build.const(name + "/vocabulary", vocabulary, DT_INT32)
-        table = build.op(
-            "UnsortedSegmentSum",
-            name + "/dense",
-            [rows, ids, count],
-            T=A.of_type(dtype),
-            Tindices=A.of_type(itype),
-            Tnumsegments=A.of_type(DT_INT32),
-        )
-        zero, one = build.const(name + "/from", 0, itype), build.const(name + "/step", 1, itype)
-        every = build.op("Range", name + "/every", [zero, build.const(name + "/to", vocabulary, itype), one], Tidx=A.of_type(itype))
-        return Dense(name, table, dtype, self._bytes(values, dtype, vocabulary), values.info["tag"].record, self._stage(values)), every
+        record, stage, count = values.info["tag"].record, self._stage(values), build.const(name + "/vocabulary", vocabulary, DT_INT32)
+        ones = build.cast(name + "/uses", build.op("OnesLike", name + "/ones", [ids], T=A.of_type(itype)), itype, DT_FLOAT)
+        table = self._by_row(name + "/dense", rows, ids, count, dtype, itype)
+        used = self._by_row(name + "/uses_of_row", ones, ids, count, DT_FLOAT, itype)
+        # Not more than one each, for which float16 has room beside any other.
+        used = build.op("Minimum", name + "/used", [used, build.const(name + "/once", 1.0, DT_FLOAT)], T=A.of_type(DT_FLOAT))
+        return [
+            Dense(name, table, dtype, self._bytes(values, dtype, vocabulary), record, stage),
+            Dense(name + "/used", used, DT_FLOAT, 4 * vocabulary, record, stage),
+        ]
+
+    def _by_row(self, name: str, rows: Ref, ids: Ref, count: Ref, dtype: int, itype: int) -> Ref:
+        types = {"T": A.of_type(dtype), "Tindices": A.of_type(itype), "Tnumsegments": A.of_type(DT_INT32)}
+        return self.build.op("UnsortedSegmentSum", name, [rows, ids, count], **types)
+
+    def _rows_of_table(self, values: Node, indices: Node, itype: int) -> None:
+        """The used rows of a table that has travelled."""
+        build, name = self.build, values.name
+        dtype = op_table.dtype_of(self.program, *values.inputs[0])
+        table, used = self.mapping[name, 0], [self.mapping.pop((name + "/used", r)) for r in range(self.task.local_replicas)][0]
+        where = build.op("Where", name + "/where", [used], T=A.of_type(DT_FLOAT))
+        flat = build.op("Reshape", name + "/flat", [where, build.const(name + "/all", [-1], DT_INT32)], T=A.of_type(9), Tshape=A.of_type(DT_INT32))
+        ids = build.cast(name + "/ids_of_table", flat, 9, itype)
+        types = {"Tparams": A.of_type(dtype), "Tindices": A.of_type(itype), "Taxis": A.of_type(DT_INT32)}
+        self._finish(name, build.op("GatherV2", name + "/rows_of_table", [table, ids, build.const(name + "/axis", 0, DT_INT32)], **types))
+        self._finish(indices.name, ids)
 
     def _kept(self, name: str, label: str, value: Ref, dtype: int) -> Ref:
         """Keep the rows of a run that accumulates; in the last run of a step those of the earlier ones come first."""

@@ -51,6 +51,7 @@ class Executable(NamedTuple):
     written: variables that a run initialises or assigns outside training.
     variables: the user's variables in it.
     collective: it talks to other ranks. draws: it takes elements of inputs.
+    restores: it reads a checkpoint.
     """
 
     program: Program
@@ -60,6 +61,7 @@ class Executable(NamedTuple):
     variables: FrozenSet[str]
     collective: bool
     draws: bool
+    restores: bool
 
 
 @without_collection
@@ -120,7 +122,7 @@ def compile_program(
     draws = any(op_table.draws(program, n) for n in program.nodes.values())
     collective = any(k.startswith("Horovod") for k in kinds) or bool(program.groups)
     variables = frozenset(n.origin for n in program.nodes.values() if n.op in op_table.VARIABLES and n.origin)
-    return Executable(program, task, lines, written, variables, collective, draws)
+    return Executable(program, task, lines, written, variables, collective, draws, "RestoreV2" in kinds)
 
 
 def bind(program: Program, sets: Mapping[Tuple[int, ...], int]) -> Program:

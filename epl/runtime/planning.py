@@ -6,6 +6,7 @@ from epl.cluster.devices import worker_of
 from epl.env import Env
 from epl.errors import ProgramError
 from epl.planner.plan import WHOLE, Plan, Task
+from epl.planner.schedules import make_schedule
 
 
 def make_plan(graph: Any) -> Plan:
@@ -22,8 +23,11 @@ def make_plan(graph: Any) -> Plan:
     _refuse_unsupported(taskgraphs, config, cluster)
     stages = len(taskgraphs) if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate else 1
     rows = _rows(taskgraphs) if stages > 1 else ()
+    per_replica = len({t.virtual_device.get_device(0, 0) for t in taskgraphs}) if rows else 0
     whole = [sum(set(row) == {rank} for row in rows) for rank in range(cluster.worker_num)]
     spread = bool(rows) and (sum(whole) < len(rows) or len(set(whole)) > 1)
+    if stages > 1:
+        make_schedule(config.pipeline.strategy, stages, config.pipeline.num_micro_batch, per_replica if per_replica < stages else None)
     return Plan(
         ranks=cluster.worker_num,
         devices_per_rank=0 if spread else whole[0] if rows else cluster.gpu_num_per_worker,
@@ -38,6 +42,7 @@ def make_plan(graph: Any) -> Plan:
         fp16_scale=config.communication.fp16_scale,
         schedule=config.pipeline.strategy,
         places=rows if spread else (),
+        pipeline_devices=per_replica if per_replica < stages and rows else 0,
     )
 
 
@@ -79,7 +84,7 @@ def make_task(graph: Any, plan: Plan, part: str = WHOLE) -> Task:
 
 def _whole_replicas(graph: Any, plan: Plan, names: Dict[str, str]) -> Tuple[Tuple[str, ...], Tuple[Tuple[str, ...], ...]]:
     """Runtime names of the local devices: (first device of each local replica, all stages of each)."""
-    if plan.devices_per_rank == len(names):
+    if plan.devices_per_rank == len(names) and not plan.pipeline_devices:
         return tuple(names.values()), ()
     rows = []
     for replica in graph.taskgraphs[0].virtual_device.local_replicas:

@@ -106,6 +106,8 @@ class RankSession:
 
     def _execute(self, call: Call, arrays: Sequence[np.ndarray], options: Any, run_metadata: Any) -> List[Any]:
         traits = call.traits
+        if not call.fetches:
+            return []
         if not traits.parallel:
             ready = self._ready(call, WHOLE, arrays)
             if not ready.executable.collective:
@@ -154,6 +156,8 @@ class RankSession:
                 raise
             finally:
                 control.leave()
+        if ready.executable.restores:
+            self._position.clear()  # what an interrupted step has accumulated belongs to other weights
         if ready.executable.written and self.plan.replicas > 1 and not self._is_local:
             with self._lock:
                 self._dirty.update(dict.fromkeys(ready.executable.written))

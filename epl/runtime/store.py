@@ -67,6 +67,11 @@ class Store:
         feeds = tuple("%s:0" % names[f.node] for f in program.feeds)
         return Loaded(feeds, fetches, tuple(names[t] for t in program.targets))
 
+    def names(self, program: Program, key: str) -> Dict[str, str]:
+        """The final name of every node of a program that was loaded under this key."""
+        with self._lock:
+            return self._assign(program, key)[0]
+
     def callable_of(self, loaded: Loaded) -> Callable[..., List[Any]]:
         """A function of the feed values, in order, that returns the fetched values."""
         return compat.raw_callable(self.session, list(loaded.feeds), list(loaded.fetches), list(loaded.targets))

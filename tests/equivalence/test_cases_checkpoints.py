@@ -266,7 +266,6 @@ def test_row_30_accumulators_are_optional(outcomes):
         assert rank["loss"] == pytest.approx(LOSS4, rel=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="the next run is still taken for the last one of the step that was broken off")
 @pytest.mark.parametrize("outcomes", [resume_in(layout, partial=True) for layout in ("1x1-m2", "2x1-m2")], indirect=True)
 def test_row_30_restoring_in_the_middle_of_a_step_starts_a_new_one(outcomes):
     (plain,) = outcomes["plain"].ranks

@@ -276,7 +276,7 @@ def join(programs, scope=""):
         members = [nodes.pop(scope + _prefix(len(programs), rank) + name) for rank in ranks]
         assert len({m.op for m in members}) == 1 and all(m.str_attr("_epl_collective") == name for m in members)
         for position, member in enumerate(members):
-            outputs = [_collective(nodes, member, position, index, [m.inputs[index] for m in members]) for index in range(_values(member))]
+            outputs = [_collective(nodes, member, position, index, [m.inputs[index] for m in members], ranks) for index in range(_values(member))]
             types = AttrValue(list=AttrValue.ListValue(type=[member.attr("T").type] * len(outputs)))
             nodes[member.name] = Node(member.name, "IdentityN", outputs, attrs={"T": types})
     return Program(nodes, library=programs[0].library, versions=programs[0].versions)
@@ -286,7 +286,7 @@ def _values(member):
     return 1 if member.op == "HorovodAlltoall" else len(member.inputs)
 
 
-def _collective(nodes, member, position, index, sources):
+def _collective(nodes, member, position, index, sources, ranks):
     build = Builder(nodes, member.device)
     name = "%s/out_%d" % (member.name, index)
     dtype = member.attr("T").type
@@ -306,4 +306,4 @@ def _collective(nodes, member, position, index, sources):
         # Of two: one gives all it has to the other.
         return build.identity(name, sources[1 - position], dtype, wait)
     assert member.op == "HorovodBroadcast"
-    return build.identity(name, sources[member.attr("root_rank").i], dtype, wait)
+    return build.identity(name, sources[ranks.index(member.attr("root_rank").i)], dtype, wait)

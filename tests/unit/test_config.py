@@ -14,6 +14,7 @@ DEFAULTS = {
     "pipeline.num_stages": -1,
     "pipeline.num_micro_batch": 1,
     "pipeline.strategy": "PreferBackward",
+    "pipeline.stages_per_device": 1,
     "pipeline.accumulate_in_run": False,
     "gradient_checkpoint.type": "",
     "gradient_checkpoint.end_taskgraph": -1,

@@ -14,6 +14,9 @@ def message(function, *args):
     return str(caught.value)
 
 
+STRATEGIES = (
+    "'PreferBackward', 'PreferForward', 'PreferBackwardOptimizer', 'Interleaved', 'ZeroBubbleH1', 'ZeroBubbleH2', 'ZeroBubbleV'"
+)
 DICT = "(from the dict given to epl.Config)"
 
 BAD_DICTS = [
@@ -66,7 +69,7 @@ BAD_DICTS = [
     ({"offload.level": None}, f"offload.level must be one of '', 'v0', not None {DICT}"),
     (
         {"pipeline.strategy": "1f1b"},
-        f"pipeline.strategy must be one of 'PreferBackward', 'PreferForward', 'PreferBackwardOptimizer', not '1f1b' {DICT}",
+        f"pipeline.strategy must be one of {STRATEGIES}, not '1f1b' {DICT}",
     ),
     (
         {"cluster.run_visible_devices": "0, 1"},
@@ -162,7 +165,7 @@ def test_missing_file(monkeypatch, tmp_path):
 BAD_ASSIGNMENTS = [
     ("pipeline", "num_micro_batch", 0, "pipeline.num_micro_batch must be an integer of at least 1, not 0"),
     ("pipeline", "num_microbatch", 4, "configuration section 'pipeline' has no key 'num_microbatch'; did you mean 'num_micro_batch'?"),
-    ("pipeline", "strategy", "gpipe", "pipeline.strategy must be one of 'PreferBackward', 'PreferForward', 'PreferBackwardOptimizer', not 'gpipe'"),
+    ("pipeline", "strategy", "gpipe", f"pipeline.strategy must be one of {STRATEGIES}, not 'gpipe'"),
     ("offload", "x", 4, "configuration section 'offload' has no key 'x'; its keys are: level"),
 ]
 

@@ -6,7 +6,7 @@ knows TensorFlow.
 
 from epl.planner.schedules.base import DEFAULT_COSTS, Action, Costs, Schedule, ScheduleError, data_dependencies, execution_order, validate
 from epl.planner.schedules.classic import optimizer_edges
-from epl.planner.schedules.factory import NAMES, canonical_name, make_schedule
+from epl.planner.schedules.factory import NAMES, canonical_name, chunks_of_stages, make_schedule
 from epl.planner.schedules.timeline import Span, Timeline, peak_activations, render, simulate
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Span",
     "Timeline",
     "canonical_name",
+    "chunks_of_stages",
     "data_dependencies",
     "execution_order",
     "make_schedule",

@@ -1,6 +1,6 @@
 """Schedules by name."""
 
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from epl.errors import ConfigError
 from epl.planner.schedules import classic, zero_bubble
@@ -71,6 +71,30 @@ def make_schedule(name: str, stages: int, micro_batches: int, devices: Optional[
     if name == "PreferBackwardOptimizer":
         return classic.prefer_backward_optimizer(stages, micro_batches)
     return classic.prefer_backward(stages, micro_batches)
+
+
+def chunk_devices(stages: int, devices: int, folded: bool) -> List[int]:
+    """The device of each stage when devices hold several: one after the other, or `folded` back and forth, as in a V."""
+    return [stage % devices if not folded or stage // devices % 2 == 0 else devices - 1 - stage % devices for stage in range(stages)]
+
+
+def chunks_of_stages(name: str, stages: int, per_device: int, devices: int) -> List[int]:
+    """The device of a replica that each stage is on; empty when each stage has a device of its own.
+
+    Args:
+      name: of the schedule. per_device: stages that a device shall hold.
+      devices: all devices that there are.
+    """
+    name = canonical_name(name)
+    if name == "ZeroBubbleV":
+        per_device = 2
+    elif name != "Interleaved" and per_device > 1:
+        raise ScheduleError(f"pipeline.stages_per_device = {per_device} needs the schedule Interleaved or ZeroBubbleV, not {name}")
+    elif per_device == 1 and stages > devices:
+        per_device = stages // devices if name == "Interleaved" and stages % devices == 0 else 1
+    if per_device == 1:
+        return []
+    return chunk_devices(stages, _divide(name, stages, per_device, f"puts {per_device} on each device"), name == "ZeroBubbleV")
 
 
 def _divide(name: str, stages: int, parts: int, how: str) -> int:

@@ -159,7 +159,7 @@ def test_rows_of_micro_batches_are_joined():
 
 
 def test_duplicates_are_merged_before_rows_travel():
-    _, added = gradients(SPARSE, task(m=2, ranks=2))
+    _, added = gradients(SPARSE.replace("shape: [5, 2]", "shape: [50, 2]"), task(m=2, ranks=2))
     gathers = {n.name: n.inputs[0][0] for n in added.nodes.values() if n.op == "EplAllGather"}
     assert gathers == {"epl_gradient/v/all_rows": "epl_gradient/v/merged", "epl_gradient/v/all_ids": "epl_gradient/v/unique"}
     assert added.nodes["epl_gradient/v/merged"].op == "UnsortedSegmentSum"
@@ -207,8 +207,10 @@ def test_sparse_gradients_may_travel_as_dense_ones():
     """
     text = SPARSE + dense + "\ntargets: dense"
     result, added = gradients(text, task(m=2, ranks=2, sparse_as_dense=True))
-    assert added.nodes["epl_all_reduce/1_1_0"].inputs == (("epl_gradient/gd/of_0/add_1", 0), ("epl_gradient/v/dense", 0))
-    assert result.nodes["train"].inputs[1:] == (("epl_gradient/v/every", 0), ("epl_all_reduce/1_1_0", 1))
+    parts = ("epl_gradient/gd/of_0/add_1", "epl_gradient/v/used", "epl_gradient/v/dense")
+    assert added.nodes["epl_all_reduce/1_1_0"].inputs == tuple((name, 0) for name in parts)
+    assert result.nodes["train"].inputs[1:] == (("epl_gradient/v/ids_of_table", 0), ("epl_gradient/v/rows_of_table", 0))
+    assert added.nodes["epl_gradient/v/where"].inputs == (("epl_all_reduce/1_1_0", 1),)
     assert not [n for n in added.nodes.values() if n.op == "EplAllGather"]
 
 
