@@ -411,3 +411,10 @@ def push_device(graph: tf.Graph, name: str) -> None:
     collector, which complains when it does so on another thread.
     """
     graph._add_device_to_stack(name)  # pylint: disable=protected-access
+
+
+def all_saveables() -> List[Any]:
+    """What a SavedModel saves of the default graph: its variables and other saveable objects."""
+    from tensorflow.python.ops import variables
+
+    return list(variables._all_saveable_objects())

@@ -30,6 +30,11 @@ class Env:
         self.strategy_context = StrategyContext()
         self.epl_graphs = []
         self.parallel_information = {}
+        self.pipelined = False
+        """Whether stages of one replica have run in several processes: then a program of one rank alone can't hold them."""
+
+    whole_models = False
+    """True while this rank alone runs whole models, whatever their stages: exports."""
 
     building_store = False
     """True while EPL makes a graph and session of its own."""

@@ -18,6 +18,7 @@ class Command(NamedTuple):
 COMMANDS: Dict[str, Command] = {
     "version": Command("epl.cli.version", "print the version of EPL"),
     "plan": Command("epl.cli.plan", "show what EPL would do with a script: taskgraphs, devices, what crosses between them"),
+    "report": Command("epl.cli.report", "compare the measured timeline of training steps with the schedule's"),
     "doctor": Command("epl.cli.doctor", "check this machine: Python, TensorFlow, Horovod, MPI, devices, ranks"),
 }
 

@@ -29,6 +29,7 @@ class Agreement:
     gate: node that everything with an effect waits for, or None.
     sizes: (replica, micro-batch) -> samples in that batch (float32 scalar); empty when
       all batches of the program have the same static size.
+    length, label: elements and label of the all-reduce in which the ranks agree.
     local_total: samples of this rank in this run; total: samples of all ranks.
     """
 
@@ -36,6 +37,8 @@ class Agreement:
     sizes: Dict[Tuple[int, int], Ref] = dataclasses.field(default_factory=dict)
     local_total: Optional[Ref] = None
     total: Optional[Ref] = None
+    length: int = 2
+    label: str = FLAG
 
     def nodes(self) -> List[str]:
         """The nodes of the program that are named here."""
@@ -49,13 +52,18 @@ class Agree(Pass):
     name = "agree"
 
     def run(self, program: Program, task: Task) -> Program:
-        if not task.parallel:
-            return program.replace(agreement=Agreement())
         facts = program.facts
-        draws = [n for n in program.nodes.values() if n.origin in facts.batch and op_table.draws(program, n)]
+        ranks = task.ranks
+        if not task.parallel:
+            if not (facts.draws and program.groups):
+                return program.replace(agreement=Agreement())
+            # The other stages of an evaluation wait for what this one draws; all ranks run it.
+            ranks = task.plan.ranks
+        draws = [n for n in program.nodes.values() if n.origin and n.phase == FORWARD and op_table.draws(program, n)]
+        draws = [n for n in draws if n.origin in facts.batch or not task.parallel]
         ends = bool(draws) if not task.spread else facts.draws
         found = ragged_component(program)
-        if found is None:
+        if found is None and task.parallel:
             feed = uneven_feed(program, task)
             # Each instance has its part of the fed rows.
             found = (feed.ref[0], 0) if feed is not None else None
@@ -66,25 +74,27 @@ class Agree(Pass):
         drawn = list(dict.fromkeys(e for n in draws for e in instances_at(program, task, n, facts.endings.done(n.origin))))
         sizes = _sizes(program, task, build, found) if found is not None else {}
         local = build.add_n("epl_batch/local", [sizes[k] for k in sorted(sizes)], DT_FLOAT) if sizes else None
-        if task.ranks == 1:
+        if ranks == 1:
             build.no_op(GATE, drawn)
             return program.replace(nodes=nodes, agreement=Agreement(GATE, sizes, local, local))
         one = build.const(FLAG + "/one", 1.0, DT_FLOAT)
         count = local or build.const(FLAG + "/none", 0.0, DT_FLOAT)
         said = build.op("Pack", FLAG + "/said", [one, count], drawn, N=A.of_int(2), T=A.of_type(DT_FLOAT), axis=A.of_int(0))
+        length = 2
         if task.spread and found is not None:
             said = _with_all_sizes(task, build, said, sizes)
-        summed = build.op("EplAllReduce", FLAG, [said], info={"dtype": DT_FLOAT, "scale": 1.0, "name": FLAG})
+            length += task.plan.replicas * task.micro_batches
+        summed = build.op("EplAllReduce", FLAG, [said], info={"dtype": DT_FLOAT, "scale": 1.0, "name": FLAG, "ranks": range(ranks)})
         total = build.element(FLAG + "/total", summed, 1, DT_FLOAT) if found is not None else None
         if task.spread and found is not None:
             sizes = _all_sizes(task, build, summed)
         if not ends:  # what is fed does not end
-            return program.replace(nodes=nodes, agreement=Agreement(None, sizes, local, total))
+            return program.replace(nodes=nodes, agreement=Agreement(None, sizes, local, total, length))
         present = build.element(FLAG + "/present", summed, 0, DT_FLOAT)
-        everybody = build.const(FLAG + "/everybody", float(task.ranks), DT_FLOAT)
+        everybody = build.const(FLAG + "/everybody", float(ranks), DT_FLOAT)
         complete = build.op("GreaterEqual", FLAG + "/complete", [present, everybody], T=A.of_type(DT_FLOAT))
         build.op("Assert", GATE, [complete, present], T=A.AttrValue(list=A.AttrValue.ListValue(type=[DT_FLOAT])), summarize=A.of_int(1))
-        return program.replace(nodes=nodes, agreement=Agreement(GATE, sizes, local, total))
+        return program.replace(nodes=nodes, agreement=Agreement(GATE, sizes, local, total, length))
 
 
 def _sizes(program: Program, task: Task, build: Builder, found: Ref) -> Dict[Tuple[int, int], Ref]:

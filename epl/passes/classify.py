@@ -16,7 +16,7 @@ from typing import Dict, FrozenSet, List, Optional, Set, Tuple
 from epl.errors import ProgramError
 from epl.ir import attrs as A
 from epl.ir import op_table
-from epl.ir.endings import Endings, fenced
+from epl.ir.endings import FENCE, Endings, fenced
 from epl.ir.frames import outer_frames
 from epl.ir.program import APPLY, BACKWARD, FORWARD, Node, Program, Ref
 from epl.ir.tags import GradientTag, data_ancestors
@@ -106,6 +106,7 @@ class Classify(Pass):
         taskgraphs = _taskgraphs(program, task)
         if task.stages:
             taskgraphs = settle(program, task, order, taskgraphs, batch, shared | outputs, frames)
+        draws = any(n.name in batch and op_table.draws(program, n) for n in order)
         if not task.parallel:
             batch = set()
         nodes = {name: _stamp(node, phases[name], taskgraphs[name]) for name, node in program.nodes.items()}
@@ -114,7 +115,6 @@ class Classify(Pass):
             program, gradients = join_sparse(program, gradients, batch)
         endings = Endings(program, order, ignored=apply)
         slots = slots_of(program, [program.nodes[n.name] for n in order], batch) if task.stages and batch else {}
-        draws = any(n.name in batch and op_table.draws(program, n) for n in order)
         facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched, writes, endings, draws, slots)
         return program.replace(facts=facts)
 
@@ -126,8 +126,8 @@ def _taskgraphs(program: Program, task: Task) -> Dict[str, Optional[int]]:
         assignment = assign(program)
     if assignment is None:
         return {name: node.taskgraph for name, node in program.nodes.items()}
-    # A fed tensor is a node of this run alone; it has the taskgraph of the user's node.
-    names = {name: name if name in assignment else node.origin for name, node in program.nodes.items()}
+    # A fed tensor is a node of this run alone; it has the taskgraph of the user's node. So is the fence of a call.
+    names = {name: name if name in assignment else name[: -len(FENCE)] if name.endswith(FENCE) else node.origin for name, node in program.nodes.items()}
     return {name: assignment[known].taskgraph if known in assignment else None for name, known in names.items()}
 
 

@@ -45,14 +45,15 @@ def collective_name(key: str, label: str, scope: str = "epl_comm") -> str:
     return "%s/%s.%s" % (scope, key, label)
 
 
-def ended_program(key: str, label: str, versions: object) -> Program:
-    """What a rank runs whose input has ended: it tells the others, which wait at the gate."""
+def ended_program(key: str, program: Program) -> Program:
+    """What a rank runs whose input has ended: it tells the others, which wait at the gate of a program."""
+    agreement = program.agreement
     nodes: Dict[str, Node] = {}
     build = Builder(nodes, "/device:CPU:0", APPLY)
     build.op("Placeholder", ANCHOR, dtype=A.of_type(DT_INT32), shape=A.of_shape(()))
     zero = build.cast("epl_ended/zero", (ANCHOR, 0), DT_INT32, _FLOAT)
-    said = build.pack("epl_ended/said", [zero, zero], _FLOAT)
-    name = collective_name(key, label, "epl_ended")
+    said = build.pack("epl_ended/said", [zero] * agreement.length, _FLOAT)
+    name = collective_name(key, agreement.label, "epl_ended")
     build.op(
         "HorovodAllreduce",
         name,
@@ -65,7 +66,7 @@ def ended_program(key: str, label: str, versions: object) -> Program:
         ignore_name_scope=A.of_bool(True),
         _epl_collective=A.of_str(name),
     )
-    return Program(nodes, [(name, 0)], feeds=[Feed((ANCHOR, 0), ANCHOR)], versions=versions)
+    return Program(nodes, [(name, 0)], feeds=[Feed((ANCHOR, 0), ANCHOR)], versions=program.versions)
 
 
 class Communicate(Pass):
@@ -93,7 +94,7 @@ class Communicate(Pass):
                 number = numbers.get(taskgraph, 0)
                 numbers[taskgraph] = number + 1
                 label = node.info.get("name") or ("%03d" % number if taskgraph is None else "%d_%03d" % (taskgraph, number))
-            ranks = node.info["ranks"] if node.op in TRANSFERS else task.group(taskgraph)
+            ranks = tuple(node.info["ranks"]) if "ranks" in node.info else task.group(taskgraph)
             lower = _Lower(build.at(node.device or task.devices[0]), node, collective_name(task.key, label), foldable, ranks, task)
             for index, ref in enumerate(lower.run()):
                 mapping[node.name, index] = ref

@@ -47,14 +47,37 @@ def slots_of(program: Program, order: List[Node], batch: Container[str]) -> Dict
         if furthest[node.name] == stage:
             found[node.name] = "F" if node.phase == FORWARD else "W"
     for node in reversed(order):
-        if found.get(node.name) == "W":
+        if found.get(node.name) == "W" and not _groups(node):
             for consumer, index in program.consumers.get(node.name, ()):
                 other = program.nodes[consumer]
                 leaves = other.phase == BACKWARD and other.taskgraph is not None and other.taskgraph != node.taskgraph and consumer in batch
-                if index >= 0 and (leaves or found.get(consumer) == "B"):
+                # TensorFlow groups the gradients of one op: that orders nothing that matters.
+                ordered = index >= 0 or not _groups(other)
+                if ordered and (index >= 0 and leaves or found.get(consumer) == "B"):
                     found[node.name] = "B"
                     break
     return found
+
+
+def _groups(node: Node) -> bool:
+    """Whether a node only makes others wait for each other, as `tf.tuple` does in gradients."""
+    return node.op == "NoOp" and node.phase == BACKWARD
+
+
+def _split(program: Program, nodes: Dict[str, Node]) -> None:
+    """Let B not wait for W: with `gate_gradients` TensorFlow makes the gradients of one op wait for each other."""
+    for name, node in program.nodes.items():
+        if program.facts.slots.get(node.origin) != "B" or not any(_groups(nodes[c]) for c in node.controls):
+            continue
+        kept: Dict[str, None] = {}
+        stack = list(reversed(node.controls))
+        while stack:
+            control = stack.pop()
+            if _groups(nodes[control]) and program.facts.slots.get(nodes[control].origin) == "W":
+                stack.extend(reversed(nodes[control].controls))
+            elif program.facts.slots.get(nodes[control].origin) != "W":
+                kept[control] = None
+        nodes[name] = node.replace(controls=tuple(kept))
 
 
 def schedule_of(task: Task) -> Optional[Schedule]:
@@ -76,6 +99,8 @@ class Scheduling(Pass):
             return program
         members = _members(program, task, schedule)
         nodes = dict(program.nodes)
+        if schedule.split_backward:
+            _split(program, nodes)
         for replica in range(task.local_replicas):
             for device, actions in enumerate(schedule.devices):
                 if task.has(replica, schedule.chunks_of(device)[0]):

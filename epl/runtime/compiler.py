@@ -119,7 +119,8 @@ def compile_program(
         names = [v for v in facts.written(closure) if v in present or v in whole.nodes]
         written = tuple(v for v in names if v in whole.nodes)
     kinds = {n.op for n in program.nodes.values()}
-    draws = any(op_table.draws(program, n) for n in program.nodes.values())
+    # A process of a later stage draws nothing, but ends with the others.
+    draws = any(op_table.draws(program, n) for n in program.nodes.values()) or bool(program.groups and program.facts.draws)
     collective = any(k.startswith("Horovod") for k in kinds) or bool(program.groups)
     variables = frozenset(n.origin for n in program.nodes.values() if n.op in op_table.VARIABLES and n.origin)
     return Executable(program, task, lines, written, variables, collective, draws, "RestoreV2" in kinds)

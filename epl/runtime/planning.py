@@ -22,11 +22,11 @@ def make_plan(graph: Any) -> Plan:
     taskgraphs = list(graph.taskgraphs)
     _refuse_unsupported(taskgraphs, config, cluster)
     stages = len(taskgraphs) if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate else 1
-    rows = _rows(taskgraphs) if stages > 1 else ()
+    rows = _rows(taskgraphs) if stages > 1 and not env.whole_models else ()
     per_replica = len({t.virtual_device.get_device(0, 0) for t in taskgraphs}) if rows else 0
     whole = [sum(set(row) == {rank} for row in rows) for rank in range(cluster.worker_num)]
     spread = bool(rows) and (sum(whole) < len(rows) or len(set(whole)) > 1)
-    if stages > 1:
+    if rows:
         make_schedule(config.pipeline.strategy, stages, config.pipeline.num_micro_batch, per_replica if per_replica < stages else None)
     return Plan(
         ranks=cluster.worker_num,

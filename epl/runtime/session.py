@@ -13,7 +13,7 @@ from epl import compat
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.program import EACH, SAME, Program
-from epl.passes.agree import FLAG, GATE
+from epl.passes.agree import GATE
 from epl.passes.communicate import ANCHOR, ended_program
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
@@ -58,6 +58,7 @@ class RankSession:
     def plan(self) -> Plan:
         if self._plan is None:
             self._plan = make_plan(self.epl_graph)
+            Env.get().pipelined |= bool(self._plan.places)
         return self._plan
 
     def _task(self, part: str = WHOLE) -> Task:
@@ -322,7 +323,7 @@ class RankSession:
         order = tuple(-1 if f.node == ANCHOR else user["%s:%d" % f.ref] for f in executable.program.feeds)
         ended = None
         if executable.collective and executable.draws:
-            last = self.store.load(ended_program(task.key, FLAG, executable.program.versions), "ended" + task.key)
+            last = self.store.load(ended_program(task.key, executable.program), "ended" + task.key)
             ended = self.store.callable_of(last)
         return Ready(executable, loaded, self.store.callable_of(loaded), order, ended, {})
 

@@ -9,19 +9,12 @@ default run takes cases in which every two values of the axes of `tests.harness.
 import pytest
 
 from tests.harness.cover import full_matrix, pairwise_cover
-from tests.harness.pool import request
-from tests.harness.runner import Case, check, run_case
-
-
-def requests_for(case: Case) -> dict:
-    fields = {name: value for name, value in case._asdict().items() if name != "layout"}
-    reference = case.reference
-    plain = request(run_case, reference.layout, model=reference.model, optimizer=reference.optimizer, seed=reference.seed)
-    return {"epl": request(run_case, case.layout, **fields), "plain": plain._replace(plain=True)}
+from tests.harness.parametrize import matrix_requests
+from tests.harness.runner import Case, check
 
 
 def cases(found) -> list:
-    return [pytest.param(case, requests_for(case), id=case.name) for case in found]
+    return [pytest.param(case, matrix_requests(case), id=case.name) for case in found]
 
 
 def judge(case: Case, outcomes: dict) -> None:

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from tests.harness import data
 from tests.harness.layouts import Layout
+from tests.harness.stages import cut_into
 
 STALL_TIMEOUT = 30
 
@@ -51,10 +52,12 @@ class Run:
         """A fresh graph, under EPL with a fresh configuration.
 
         annotate: "default" sets a default strategy, "scope" leaves it to `scope()`, "none" annotates nothing.
+        With several stages it is always left to `scope()` or `stage()`.
         """
         (tf.enable_resource_variables if resource else tf.disable_resource_variables)()
         (tf.enable_control_flow_v2 if control_flow_v2 else tf.disable_control_flow_v2)()
-        self._annotate = annotate
+        self._annotate = annotate if self.layout.stages == 1 else "scope"
+        self._stages: Dict[int, Any] = {}
         with tf.Graph().as_default() as graph:
             if not self.plain:
                 self._init(config or {})
@@ -70,6 +73,7 @@ class Run:
             "cluster.stall_timeout": STALL_TIMEOUT,
             "pipeline.num_micro_batch": self.layout.m,
             "pipeline.accumulate_in_run": self.layout.accumulate_in_run,
+            "pipeline.stages_per_device": self.layout.chunks,
         }
         values.update(config)
         epl.init(epl.Config(values))
@@ -77,12 +81,20 @@ class Run:
             epl.set_default_strategy(epl.replicate(1))
 
     def scope(self) -> Any:
-        """The scope of the model when the program is annotated by scopes, else nothing."""
+        """The scope of the model when the program is annotated by scopes, else nothing. Several stages begin where the model says `at(...)`."""
+        if self.plain or self._annotate != "scope":
+            return contextlib.nullcontext()
+        return cut_into(self.layout.stages, self.stage) if self.layout.stages > 1 else self.stage(0)
+
+    def stage(self, number: int) -> Any:
+        """The scope of one stage of the layout; it may be entered several times."""
         if self.plain or self._annotate != "scope":
             return contextlib.nullcontext()
         import epl
 
-        return epl.replicate(device_count=1)
+        if number not in self._stages:
+            self._stages[number] = epl.replicate(device_count=1)
+        return self._stages[number]
 
     def merge(self, tensor: tf.Tensor, how: str = "GLOBAL_MEAN_OBJECTS") -> tf.Tensor:
         """Let fetches of the tensor be merged over micro-batches and all replicas."""
@@ -101,18 +113,37 @@ class Run:
 
     # --- inputs ---------------------------------------------------------------------------
 
-    def local(self, array: Any, run: int = 0) -> np.ndarray:
-        """This process's part of a global array in the `run`-th run of a step."""
-        array = np.asarray(array)
-        return array if self.plain else data.local_part(array, self.layout, self.rank, run)
+    @property
+    def feeds(self) -> bool:
+        """Whether this process holds a first stage, so that what it is fed and draws is used."""
+        return self.plain or bool(self.layout.replicas_of(self.rank))
 
-    def dataset(self, steps: Sequence[data.Arrays]) -> tf.data.Dataset:
-        """The user's batches of this process over all steps (a list of global batches)."""
+    def local(self, array: Any, run: int = 0, rubbish: bool = False) -> np.ndarray:
+        """This process's part of a global array in the `run`-th run of a step.
+
+        Without a first stage it is what its replica's first stage gets, or `rubbish`.
+        """
+        array = np.asarray(array)
+        if self.plain:
+            return array
+        part = data.local_part(array, self.layout, self.rank, run)
+        return data.rubbish_like(part) if rubbish and not self.feeds else part
+
+    def dataset(self, steps: Sequence[data.Arrays], missing: int = 0) -> tf.data.Dataset:
+        """The user's batches of this process over all steps (a list of global batches); empty in a process without a first stage.
+
+        missing: so many rows of the last batch of the last step, which some rank draws, are not there.
+        """
         if self.plain:
             stream, size = data.local_stream(steps, Layout(), 0)
         else:
             stream, size = data.local_stream(steps, self.layout, self.rank)
-        return tf.data.Dataset.from_tensor_slices(stream).batch(size)
+        rows = len(next(iter(stream.values())))
+        if not self.feeds:
+            rows = 0
+        elif self.plain or self.layout.batches - 1 in self.layout.batches_of(self.rank, self.runs - 1):
+            rows -= missing
+        return tf.data.Dataset.from_tensor_slices({name: array[:rows] for name, array in stream.items()}).batch(size)
 
     def next_batch(self, dataset: tf.data.Dataset) -> Any:
         """The next element of a dataset whose iterator is initialised with the tables."""
@@ -122,9 +153,9 @@ class Run:
 
     # --- training -------------------------------------------------------------------------
 
-    def step(self, session: Any, fetches: Any, feeds: Optional[Dict[tf.Tensor, Any]] = None) -> List[Any]:
-        """One training step on a global batch: the fetched values of each of its runs."""
-        return [session.run(fetches, {key: self.local(value, run) for key, value in (feeds or {}).items()}) for run in range(self.runs)]
+    def step(self, session: Any, fetches: Any, feeds: Optional[Dict[tf.Tensor, Any]] = None, rubbish: bool = False) -> List[Any]:
+        """One training step on a global batch: the fetched values of each of its runs. `rubbish`: see `local`."""
+        return [session.run(fetches, {key: self.local(value, run, rubbish) for key, value in (feeds or {}).items()}) for run in range(self.runs)]
 
     def train(self, session: Any, loss: tf.Tensor, train: Any, steps: Sequence[Dict[tf.Tensor, Any]]) -> List[float]:
         """Steps on global batches: the loss of each step, averaged over the runs of the step."""

@@ -41,10 +41,18 @@ def pick(array: np.ndarray, batches: Iterable[int], count: int) -> np.ndarray:
 
 
 def local_part(array: np.ndarray, layout: Layout, rank: int, run: int = 0) -> np.ndarray:
-    """What `rank` feeds for a global array in the `run`-th run of a step; scalars go to all."""
+    """What `rank` feeds for a global array in the `run`-th run of a step; scalars go to all.
+
+    A rank without a first stage feeds what its replica's first stage gets.
+    """
     if np.ndim(array) == 0:
         return array
-    return pick(array, layout.batches_of(rank, run), layout.batches)
+    return pick(array, layout.batches_of(rank, run) or layout.seen_by(rank, run), layout.batches)
+
+
+def rubbish_like(array: np.ndarray) -> np.ndarray:
+    """An array of the same kind that spoils whatever it is used in."""
+    return np.full_like(array, np.nan if array.dtype.kind == "f" else -7)
 
 
 def local_stream(steps: Sequence[Arrays], layout: Layout, rank: int) -> Tuple[Arrays, int]:

@@ -1,23 +1,33 @@
-"""A layout: how a global batch is spread over ranks, local devices and micro-batches."""
+"""A layout: how a global batch is spread over ranks, local devices, stages and micro-batches."""
 
 import re
 from typing import List, NamedTuple
 
+_FORM = re.compile(r"(?P<ranks>\d+)x(?P<devices>\d+)(?:-s(?P<stages>\d+)(?:v(?P<chunks>\d+))?)?(?:-m(?P<m>\d+)(?P<run>run)?)?")
+
 
 class Layout(NamedTuple):
-    """`ranks` processes with `devices` devices each, every device a replica with `m` micro-batches per step.
+    """`ranks` processes with `devices` devices each; `stages / chunks` neighbouring devices are a replica with `m` micro-batches per step.
 
-    A user's batch `(replica, micro-batch)` has the number `replica * m + micro-batch` in the global batch.
+    A device holds `chunks` stages. A user's batch `(replica, micro-batch)` has the number
+    `replica * m + micro-batch` in the global batch.
     """
 
     ranks: int = 1
     devices: int = 1
     m: int = 1
     accumulate_in_run: bool = False
+    stages: int = 1
+    chunks: int = 1
+
+    @property
+    def width(self) -> int:
+        """Devices of a replica."""
+        return self.stages // self.chunks
 
     @property
     def replicas(self) -> int:
-        return self.ranks * self.devices
+        return self.ranks * self.devices // self.width
 
     @property
     def batches(self) -> int:
@@ -27,20 +37,30 @@ class Layout(NamedTuple):
     @property
     def runs(self) -> int:
         """Number of `session.run` calls that make one step."""
-        return 1 if self.accumulate_in_run else self.m
+        return 1 if self.accumulate_in_run or self.stages > 1 else self.m
 
     @property
     def name(self) -> str:
+        stages = "" if self.stages == 1 else "-s%d%s" % (self.stages, "" if self.chunks == 1 else "v%d" % self.chunks)
         micro = "" if self.m == 1 else "-m%d%s" % (self.m, "run" if self.accumulate_in_run else "")
-        return "%dx%d%s" % (self.ranks, self.devices, micro)
+        return "%dx%d%s%s" % (self.ranks, self.devices, stages, micro)
 
     @classmethod
     def parse(cls, name: str) -> "Layout":
-        """The inverse of `name`: "2x1", "2x1-m4" (consecutive runs) or "2x1-m4run" (within one run)."""
-        found = re.fullmatch(r"(\d+)x(\d+)(?:-m(\d+)(run)?)?", name)
+        """The inverse of `name`: "2x1", "2x1-m4" (consecutive runs), "2x1-m4run" (within one run), "2x1-s2-m4" (two stages), "2x1-s4v2"."""
+        found = _FORM.fullmatch(name)
         if not found:
-            raise ValueError("layout %r is not of the form RANKSxDEVICES, RANKSxDEVICES-mM or RANKSxDEVICES-mMrun" % name)
-        return cls(int(found[1]), int(found[2]), int(found[3] or 1), bool(found[4]))
+            raise ValueError("layout %r is not of the form RANKSxDEVICES, then perhaps -sSTAGES or -sSTAGESvCHUNKS, then -mM or -mMrun" % name)
+        stages, chunks = int(found["stages"] or 1), int(found["chunks"] or 1)
+        layout = cls(int(found["ranks"]), int(found["devices"]), int(found["m"] or 1), bool(found["run"]), stages, chunks)
+        if stages % chunks or layout.ranks * layout.devices % layout.width:
+            raise ValueError("layout %r: replicas of %d stages, %d on a device, do not fit on the devices" % (name, stages, chunks))
+        return layout
+
+    @property
+    def data_parallel(self) -> "Layout":
+        """The layout with the same replicas and micro-batches, each replica on one device, all within one process and run."""
+        return Layout(1, self.replicas, self.m, True)
 
     def batches_of(self, rank: int, run: int = 0) -> List[int]:
         """Numbers of the user batches that `rank` consumes in the `run`-th run of a step, in its own order."""
@@ -50,8 +70,17 @@ class Layout(NamedTuple):
         """Numbers of the user batches that all ranks together consume in the `run`-th run of a step."""
         return [number for rank in range(self.ranks) for number in self.batches_of(rank, run)]
 
-    def replicas_of(self, rank: int) -> range:
-        return range(rank * self.devices, (rank + 1) * self.devices)
+    def seen_by(self, rank: int, run: int = 0) -> List[int]:
+        """Numbers of the user batches of the replica whose values `rank` sees; for a rank with whole replicas those of all of them."""
+        whole = [replica for replica in self.replicas_of(rank) if self._rank_of((replica + 1) * self.width - 1) == rank]
+        return [number for replica in whole or [rank * self.devices // self.width] for number in self._batches_of_replica(replica, run)]
+
+    def replicas_of(self, rank: int) -> List[int]:
+        """The replicas whose first stage lies on `rank`: it draws and is fed for them."""
+        return [replica for replica in range(self.replicas) if self._rank_of(replica * self.width) == rank]
+
+    def _rank_of(self, device: int) -> int:
+        return device // self.devices
 
     def _batches_of_replica(self, replica: int, run: int) -> List[int]:
         if self.runs == 1:

@@ -4,7 +4,8 @@ A model is a function from inputs to `Losses`. Every initializer has a seed and 
 dimension is tiny: what counts is the shape of the graph (loops, sparse gradients, second
 order gradients, shared weights, several losses), not the amount of arithmetic. A parameter
 whose gradient is zero but for rounding (the bias of an attention key, say) has no place
-here: Adam turns rounding into steps of full length.
+here: Adam turns rounding into steps of full length. `at(...)` says where a model may be cut
+into stages; models that are about stages are in `tests.harness.staged`.
 """
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
@@ -12,6 +13,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 import tensorflow.compat.v1 as tf
 
 from tests.harness.data import Field
+from tests.harness.stages import at
 
 Tensor = tf.Tensor
 Inputs = Dict[str, Tensor]
@@ -38,6 +40,8 @@ class Model(NamedTuple):
     fields: Dict[str, Field]
     forward: Callable[[Inputs], Forward]
     control_flow_v2: bool = False
+    alike: bool = True
+    """Whether training is that of plain TensorFlow for all layouts; if not, for all with the same replicas and micro-batches."""
 
     @property
     def num_losses(self) -> int:
@@ -65,7 +69,10 @@ def linear(inputs: Inputs) -> Forward:
     """Linear regression with bare variables."""
     w = tf.get_variable("w", [5, 1], initializer=uniform(1))
     b = tf.get_variable("b", [1], initializer=tf.zeros_initializer())
-    out = tf.matmul(inputs["x"], w) + b
+    h = tf.matmul(inputs["x"], w)
+    at(1)
+    out = h + b
+    at(3)
     return Forward([Part(tf.reduce_mean(tf.square(out[:, 0] - inputs["t"])))], {"out": out})
 
 
@@ -73,16 +80,22 @@ def mlp(inputs: Inputs) -> Forward:
     """Dense layers; one trainable variable is not used at all, so that its gradient is None."""
     tf.get_variable("unused", [3], initializer=tf.ones_initializer())
     h = dense(inputs["x"], 8, "hidden1", tf.nn.relu, seed=1)
+    at(1)
     h = dense(h, 8, "hidden2", tf.tanh, seed=2)
+    at(2)
     logits = dense(h, CLASSES, "logits", seed=3)
+    at(3)
     return Forward([Part(cross_entropy(logits, inputs["y"]))], {"logits": logits, "label": tf.argmax(logits, 1)})
 
 
 def cnn(inputs: Inputs) -> Forward:
     """Convolutions and pooling."""
     h = tf.layers.conv2d(inputs["image"], 4, 3, padding="same", activation=tf.nn.relu, kernel_initializer=uniform(1), name="conv1")
+    at(1)
     h = tf.layers.max_pooling2d(h, 2, 2)
+    at(2)
     h = tf.layers.conv2d(h, 4, 2, strides=2, activation=tf.tanh, kernel_initializer=uniform(2), name="conv2")
+    at(3)
     logits = dense(tf.layers.flatten(h), CLASSES, "logits", seed=3)
     return Forward([Part(cross_entropy(logits, inputs["y"]))], {"logits": logits})
 
@@ -91,7 +104,11 @@ def lstm(inputs: Inputs) -> Forward:
     """A while loop with tensor arrays over sequences of different lengths."""
     cell = tf.nn.rnn_cell.LSTMCell(4, initializer=uniform(1), name="lstm_cell")
     states, last = tf.nn.dynamic_rnn(cell, inputs["sequence"], sequence_length=inputs["length"], dtype=tf.float32)
-    logits = dense(tf.concat([last.h, tf.reduce_sum(states, 1)], 1), CLASSES, "logits", seed=3)
+    at(1)
+    h = tf.concat([last.h, tf.reduce_sum(states, 1)], 1)
+    at(2)
+    logits = dense(h, CLASSES, "logits", seed=3)
+    at(3)
     return Forward([Part(cross_entropy(logits, inputs["y"]))], {"states": states})
 
 
@@ -99,8 +116,11 @@ def embedding(inputs: Inputs) -> Forward:
     """Sparse gradients with repeated rows, from two lookups in one table."""
     weights = table("table", VOCABULARY, 6, seed=1)
     words = tf.reduce_mean(tf.nn.embedding_lookup(weights, inputs["ids"]), 1)
+    at(1)
     first = tf.gather(weights, inputs["ids"][:, 0])
+    at(2)
     logits = dense(tf.concat([words, first], 1), CLASSES, "logits", seed=3)
+    at(3)
     return Forward([Part(cross_entropy(logits, inputs["y"]))], {"logits": logits})
 
 
@@ -134,8 +154,11 @@ def transformer(inputs: Inputs) -> Forward:
     """One encoder block on word and position embeddings, classified from the first position."""
     h = tf.gather(table("words", VOCABULARY, 8, seed=1), inputs["tokens"])
     h += tf.get_variable("positions", [h.shape[1], 8], initializer=tf.random_normal_initializer(stddev=0.3, seed=2))
+    at(1)
     h = layer_norm(h + attention(h, 2, "attention"), "norm1")
+    at(2)
     h = layer_norm(h + dense(dense(h, 16, "up", gelu, seed=3), 8, "down", seed=4), "norm2")
+    at(3)
     logits = dense(h[:, 0], CLASSES, "logits", seed=5)
     return Forward([Part(cross_entropy(logits, inputs["y"]))], {"encoded": h})
 
@@ -145,10 +168,15 @@ def two_losses(inputs: Inputs) -> Forward:
 
     def discriminate(sample):
         with tf.variable_scope("discriminator", reuse=tf.AUTO_REUSE):
-            return dense(dense(sample, 6, "hidden", tf.tanh, seed=3), 1, "score", seed=4)
+            hidden = dense(sample, 6, "hidden", tf.tanh, seed=3)
+            at(3)
+            return dense(hidden, 1, "score", seed=4)
 
     with tf.variable_scope("generator"):
-        fake = dense(dense(inputs["noise"], 6, "hidden", tf.tanh, seed=1), 4, "sample", seed=2)
+        hidden = dense(inputs["noise"], 6, "hidden", tf.tanh, seed=1)
+        at(1)
+        fake = dense(hidden, 4, "sample", seed=2)
+    at(2)
     real_score, fake_score = discriminate(inputs["x"]), discriminate(fake)
     discriminator = tf.reduce_mean(tf.nn.softplus(-real_score)) + tf.reduce_mean(tf.nn.softplus(fake_score))
     generator = tf.reduce_mean(tf.nn.softplus(-fake_score))
@@ -159,7 +187,9 @@ def regularized(inputs: Inputs) -> Forward:
     """A data loss (mean over the batch) and a loss of the weights alone, which counts once."""
     decay = tf.keras.regularizers.l2(0.05)
     h = dense(inputs["x"], 8, "hidden", tf.tanh, seed=1, kernel_regularizer=decay)
+    at(2)
     logits = dense(h, CLASSES, "logits", seed=2, kernel_regularizer=decay)
+    at(3)
     tf.losses.sparse_softmax_cross_entropy(inputs["y"], logits)
     return Forward([Part(tf.losses.get_total_loss())], {"logits": logits})
 
@@ -167,8 +197,11 @@ def regularized(inputs: Inputs) -> Forward:
 def gradient_penalty(inputs: Inputs) -> Forward:
     """A loss that contains `tf.gradients`: second-order gradients."""
     x = inputs["x"]
-    score = dense(dense(x, 8, "hidden", tf.tanh, seed=1), 1, "score", seed=2)
+    h = dense(x, 8, "hidden", tf.tanh, seed=1)
+    at(2)
+    score = dense(h, 1, "score", seed=2)
     slope = tf.gradients(score, x)[0]
+    at(3)
     penalty = tf.reduce_mean(tf.square(tf.sqrt(tf.reduce_sum(tf.square(slope), 1) + 1e-3) - 1.0))
     fit = tf.reduce_mean(tf.square(score[:, 0] - tf.sin(x[:, 0])))
     return Forward([Part(fit + penalty)], {"slope": slope})
@@ -178,7 +211,9 @@ def tied(inputs: Inputs) -> Forward:
     """One table as word embedding and as output weights: sparse and dense gradients of one variable."""
     weights = table("table", VOCABULARY, 6, seed=1)
     h = tf.reduce_mean(tf.gather(weights, inputs["ids"]), 1)
+    at(1)
     h = dense(h, 6, "hidden", tf.tanh, seed=2)
+    at(3)
     logits = tf.matmul(h, weights, transpose_b=True)
     return Forward([Part(cross_entropy(logits, inputs["word"]))], {"logits": logits})
 

@@ -12,10 +12,9 @@ import ast
 import sys
 
 from tests.harness.layouts import Layout
+from tests.harness.parametrize import matrix_requests
 from tests.harness.pool import CaseFailed, Pool, Request
-from tests.harness.runner import Case, check, run_case
-
-MATRIX = "%s:%s" % (run_case.__module__, run_case.__name__)
+from tests.harness.runner import Case, check
 
 
 def value_of(text):
@@ -25,20 +24,30 @@ def value_of(text):
         return text
 
 
+def requests_of(name, layout, kwargs):
+    """(reference, case, what judges their results or None)."""
+    if name == "matrix":
+        case = Case(layout=layout, **kwargs)
+        found = matrix_requests(case)
+        return found["plain"], found["epl"], lambda plain, ranks: check(case, plain, ranks)
+    function = name if name.startswith("tests.") else "tests.equivalence." + name
+    one = Request(function, layout, tuple(sorted(kwargs.items())))
+    return one.reference, one, None
+
+
 def main(name, layout, *options):
     kwargs = {key: value_of(value) for key, value in (option.split("=", 1) for option in options)}
-    function = MATRIX if name == "matrix" else name if name.startswith("tests.") else "tests.equivalence." + name
-    case = Request(function, Layout.parse(layout), tuple(sorted(kwargs.items())))
-    pool = Pool()
+    reference, case, judge = requests_of(name, Layout.parse(layout), kwargs)
+    pool = Pool([reference, case])
     try:
         found = []
-        for one in (case.reference, case):
+        for one in (reference, case):
             print(one.id)
             found.append(pool.outcome(one).ranks)
             for rank, result in enumerate(found[-1]):
-                print("  rank %d: %r" % (rank, result if name != "matrix" else result["losses"][:, 0].tolist()))
-        if name == "matrix":
-            check(Case(layout=case.layout, **kwargs), found[0][0], found[1])
+                print("  rank %d: %r" % (rank, result["losses"][:, 0].tolist() if judge else result))
+        if judge:
+            judge(found[0][0], found[1])
     except CaseFailed as error:
         sys.exit(str(error))
     finally:

@@ -1,10 +1,11 @@
 """Decorators that tie a test to the cases whose results it judges."""
 
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 import pytest
 
-from tests.harness.pool import request
+from tests.harness.pool import Request, request
+from tests.harness.runner import Case, run_case
 
 
 def cases(function: Callable, *layouts: str, **options: Any) -> Any:
@@ -19,3 +20,11 @@ def cases(function: Callable, *layouts: str, **options: Any) -> Any:
 def together(**requests: Any) -> Any:
     """Run the test once with the results of several cases in its argument `outcomes`, a dict by name."""
     return pytest.mark.parametrize("outcomes", [pytest.param(requests, id="together")], indirect=True)
+
+
+def matrix_requests(case: Case) -> Dict[str, Request]:
+    """What a case of the matrix needs: itself as "epl", its reference as "plain"."""
+    reference = case.reference
+    fields = {name: value for name, value in reference._asdict().items() if name != "layout" and value != Case._field_defaults.get(name)}
+    plain = request(run_case, reference.layout, **fields)._replace(plain=not case.is_per_batch)
+    return {"epl": request(run_case, case.layout, **{name: value for name, value in case._asdict().items() if name != "layout"}), "plain": plain}

@@ -9,8 +9,9 @@ import tensorflow.compat.v1 as tf
 from tests.harness import data
 from tests.harness.context import Run, variables
 from tests.harness.layouts import Layout
-from tests.harness.models import MODELS, trainable
+from tests.harness.models import trainable
 from tests.harness.optimizers import train_op
+from tests.harness.staged import STAGED
 
 STEPS = 20
 GLOBAL_BATCH = 16
@@ -21,12 +22,15 @@ RTOL, ATOL = 1e-5, 1e-6
 class Case(NamedTuple):
     """A training run of the matrix.
 
-    input:     feed | dataset
-    annotate:  default | scope | none, see `Run.program`
+    input:     feed | dataset | uneven (a dataset whose last batch is smaller)
+    annotate:  default | scope | none, see `Run.program`; with stages: scope | inside (inputs are in the first stage)
     session:   session | monitored
     variables: resource | ref; the plain reference always uses resource variables, because
                plain TensorFlow races with reference variables
-    merged:    losses and outputs are merged over all replicas (always so with several local devices)
+    merged:    losses and outputs are merged over all replicas (always so with several local replicas)
+    schedule:  of the pipeline; "" leaves it to EPL
+    rubbish:   ranks without a first stage are fed what must not be used
+    last:      rows of the last global batch
     """
 
     model: str
@@ -38,6 +42,9 @@ class Case(NamedTuple):
     variables: str = "resource"
     merged: bool = True
     seed: int = 0
+    schedule: str = ""
+    rubbish: bool = False
+    last: int = GLOBAL_BATCH
 
     @property
     def name(self) -> str:
@@ -45,12 +52,21 @@ class Case(NamedTuple):
         parts += [value for value, usual in zip(self[4:7], ("default", "session", "resource")) if value != usual]
         parts += ["local"] if not self.merged else []
         parts += ["seed%d" % self.seed] if self.seed else []
+        parts += [self.schedule] if self.schedule else []
+        parts += ["rubbish"] if self.rubbish else []
         return "-".join(parts)
 
     @property
     def reference(self) -> "Case":
-        """The plain case with the same result; equal for all cases that share it."""
-        return Case(self.model, self.optimizer, Layout(), seed=self.seed)
+        """The plain case with the same result, or the data-parallel one; equal for all cases that share it."""
+        if self.is_per_batch:
+            return Case(self.model, self.optimizer, self.layout.data_parallel, self.input, seed=self.seed, last=self.last)
+        return Case(self.model, self.optimizer, Layout(), seed=self.seed, last=self.last)
+
+    @property
+    def is_per_batch(self) -> bool:
+        """Whether the result depends on how the global batch is divided, so that the reference is no plain case."""
+        return not STAGED[self.model].alike and self.layout.batches > 1
 
 
 class Built(NamedTuple):
@@ -62,18 +78,20 @@ class Built(NamedTuple):
 
 def build(run: Run, case: Case, batches: List[data.Arrays]) -> Built:
     """The user's script up to the session."""
-    model = MODELS[case.model]
-    if case.input == "feed":
-        inputs = {name: tf.placeholder(field.dtype, (None,) + field.shape, name) for name, field in model.fields.items()}
-        feeds = inputs
-    else:
-        inputs, feeds = run.next_batch(run.dataset(batches)), {}
+    model = STAGED[case.model]
+    with run.stage(0) if case.annotate == "inside" else contextlib.nullcontext():
+        if case.input == "feed":
+            inputs = {name: tf.placeholder(field.dtype, (None,) + field.shape, name) for name, field in model.fields.items()}
+            feeds = inputs
+        else:
+            inputs, feeds = run.next_batch(run.dataset(batches, GLOBAL_BATCH - case.last)), {}
     with run.scope():
         parts, outputs = model.forward(inputs)
     ops = []
     racy = not run.plain and case.variables == "resource"
     for part in parts:
-        ops.append(train_op(case.optimizer, part.loss, trainable(part.scope), count=part is parts[-1], racy=racy))
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            ops.append(train_op(case.optimizer, part.loss, trainable(part.scope), count=part is parts[-1], racy=racy))
     if case.merged:
         for part in parts:
             run.merge(part.loss)
@@ -95,10 +113,13 @@ def open_session(run: Run, case: Case):
 def run_case(run: Run, **fields: Any) -> Dict[str, Any]:
     """Train: losses [step, loss, run], outputs of some steps {name: [step, loss, run]}, variables {name: array}."""
     case = Case(**dict(fields, layout=run.layout))
-    model = MODELS[case.model]
+    model = STAGED[case.model]
     batches = [data.global_batch(model.fields, number, GLOBAL_BATCH, case.seed) for number in range(STEPS * model.num_losses)]
+    if case.input == "feed" and case.last < GLOBAL_BATCH:
+        batches[-1] = {name: array[: case.last] for name, array in batches[-1].items()}
     resource = run.plain or case.variables == "resource"
-    with run.program(annotate=case.annotate, resource=resource, control_flow_v2=model.control_flow_v2):
+    config = {"pipeline.strategy": case.schedule} if case.schedule else {}
+    with run.program(config, annotate=case.annotate, resource=resource, control_flow_v2=model.control_flow_v2):
         built = build(run, case, batches)
         values: List[List[Any]] = []
         with open_session(run, case) as session:
@@ -107,7 +128,7 @@ def run_case(run: Run, **fields: Any) -> Dict[str, Any]:
                 for number, (loss, op) in enumerate(zip(built.losses, built.train_ops)):
                     batch = batches[step * len(built.losses) + number]
                     feeds = {tensor: batch[name] for name, tensor in built.feeds.items()}
-                    values[-1].append(run.step(session, [loss, op, built.outputs], feeds))
+                    values[-1].append(run.step(session, [loss, op, built.outputs], feeds, case.rubbish))
             final = variables(session)
     losses = np.array([[[one[0] for one in runs] for runs in step] for step in values])
     outputs = {name: [[[one[2][name] for one in runs] for runs in values[step]] for step in KEPT_STEPS] for name in built.outputs}
@@ -137,7 +158,7 @@ def _check_outputs(case: Case, plain: Dict[str, Any], rank: Dict[str, Any], numb
             step = KEPT_STEPS[index]
             for loss, (expected,) in enumerate(losses):
                 for run, actual in enumerate(rank["outputs"][name][index][loss]):
-                    batches = case.layout.batches_of_run(run) if case.merged else case.layout.batches_of(number, run)
+                    batches = case.layout.batches_of_run(run) if case.merged else case.layout.seen_by(number, run)
                     rows = data.pick(expected, batches, case.layout.batches)
                     assert actual.shape == rows.shape, "output %s of step %d on rank %d has shape %s, not %s" % (
                         name, step, number, actual.shape, rows.shape)  # fmt: skip

@@ -90,7 +90,7 @@ class Layers:
 
     def variable(self, name, shape, scale=0.7, trainable=True):
         name = self.prefix + name
-        values = scale * np.random.RandomState(sum(map(ord, name))).uniform(-1, 1, shape).astype(np.float32)
+        values = np.asarray(scale * np.random.RandomState(sum(map(ord, name))).uniform(-1, 1, shape), np.float32)
         return tf.get_variable(name, initializer=tf.constant(values), trainable=trainable)
 
     def dense(self, a, b):
@@ -203,6 +203,8 @@ OPTIMIZERS = {
     "adam": lambda rate: tf.train.AdamOptimizer(rate, epsilon=1e-3),
     "adagrad": lambda rate: tf.train.AdagradOptimizer(rate),
 }
+UPDATES = ("GradientDescent/", "Momentum/", "Adam/", "Adagrad/")
+"""Name scopes of the optimizers' ops."""
 SCHEDULES = ("PreferForward", "PreferBackward", "PreferBackwardOptimizer", "ZeroBubbleH1", "ZeroBubbleH2")
 
 
@@ -231,7 +233,8 @@ def build(spec, batch):
         losses.append(tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=layers.y, logits=logits)))
     if spec.penalty:
         inner = tf.gradients(tf.reduce_sum(top), layers.x)[0]
-        losses.append(0.05 * tf.reduce_mean(tf.square(inner)))
+        if inner is not None:
+            losses.append(0.05 * tf.reduce_mean(tf.square(inner)))
     with taskgraph(spec.stages - 1 if spec.total else None):
         if spec.weight_decay:
             losses.append(0.01 * tf.add_n([tf.nn.l2_loss(v) for v in tf.trainable_variables()]))
@@ -291,7 +294,7 @@ def in_order(whole):
     waits = {ref[0] for ref in whole.raw_gradients} | {"loss", "top"}
     nodes = {}
     for name, node in whole.nodes.items():
-        if op_table.is_apply(node.op) or (node.op in ("Assign", "AssignSub") and "Adam" in name and "init" not in name):
+        if name.startswith(UPDATES) and op_table.writes_state(node.op):
             node = node.replace(controls=tuple(dict.fromkeys(node.controls + tuple(sorted(waits)))))
         nodes[name] = node
     return whole.replace(nodes=nodes)
@@ -323,9 +326,10 @@ def compare(spec, layout):
         _compare_step(spec, machine, wanted, found, replicas, "step %d" % step)
     # A random op starts anew in another program, in plain TensorFlow it goes on.
     same = not spec.static and not any(b.kind in ONE_INSTANCE for b in spec.blocks)
-    evaluated, found = plain.run("top:0", feeds)[0], machine.run("top:0", feeds) if same else []
-    for rank, values in enumerate(found):
-        _equal(values[0], evaluated, "evaluation on rank %d" % rank)
+    if same:
+        evaluated = plain.run("top:0", feeds)[0]
+        for rank, values in enumerate(machine.run("top:0", feeds)):
+            _equal(values[0], evaluated, "evaluation on rank %d" % rank)
     for name in names:
         wanted = plain.run("value/%s:0" % name)[0]
         for rank, values in enumerate(machine.run("value/%s:0" % name)):

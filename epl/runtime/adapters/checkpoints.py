@@ -12,6 +12,7 @@ from epl.cluster.default_device import default_device
 from epl.env import Env
 from epl.runtime import chief
 from epl.runtime.adapters import Patches
+from epl.runtime.adapters.sessions import rank_session
 
 
 def install(patches: Patches) -> None:
@@ -30,8 +31,8 @@ def install(patches: Patches) -> None:
     _replace_function(patches, "load", compat.saved_model_load_function(), _settling("export_dir"))
     builder = tf.saved_model.Builder
     patches.replace(builder, "__init__", _builder_init)
-    for name in ("add_meta_graph", "add_meta_graph_and_variables"):
-        patches.replace(builder, name, _chief_only)
+    patches.replace(builder, "add_meta_graph", _chief_only)
+    patches.replace(builder, "add_meta_graph_and_variables", _add_variables)
     patches.replace(builder, "save", _builder_save)
 
 
@@ -171,6 +172,28 @@ def _builder_init(original: Callable[..., None]) -> Callable[..., None]:
         self.__dict__["_epl_export_dir"] = export_dir
 
     return init
+
+
+def _add_variables(original: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def add_meta_graph_and_variables(self: Any, sess: Any, *args: Any, **kwargs: Any) -> None:
+        if chief.is_chief():
+            original(self, sess, *args, **kwargs)
+            return
+        ranked = rank_session(sess)
+        if ranked is None or not ranked.plan.places:
+            return
+        # The variables of stages that lie here: the chief saves with the same nodes at the same time.
+        saver = signature.bind(self, sess, *args, **kwargs).arguments.get("saver")
+        with sess.graph.as_default():
+            saver = saver or tf.train.Saver(compat.all_saveables(), sharded=True, write_version=tf.train.SaverDef.V2, allow_empty=True)
+        constants = tf.saved_model.constants
+        folder = os.path.join(tf.compat.as_str_any(self.__dict__["_epl_export_dir"]), constants.VARIABLES_DIRECTORY)
+        saver.save(sess, os.path.join(folder, constants.VARIABLES_FILENAME), write_meta_graph=False, write_state=False)
+
+    return add_meta_graph_and_variables
 
 
 def _builder_save(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -192,6 +192,8 @@ def _evaluate_and_export(original: Callable[..., Any], training: Any) -> Callabl
     def evaluate_and_export(self: Any) -> Any:
         if not chief.several_ranks():
             return original(self)
+        if Env.get().pipelined:
+            return original(self)  # no rank has the whole model: all of them evaluate
         control = chief.job_control()
         topic = "evaluation by train_and_evaluate"
         if chief.is_chief():
@@ -217,7 +219,12 @@ def _export(original: Callable[..., Any]) -> Callable[..., Any]:
         topic = "export to %s" % tf.compat.as_str_any(base)
         control = Env.get().control
         if chief.is_chief():
-            path = original(*args, **kwargs)
+            env = Env.get()
+            env.whole_models = True  # the others wait, so no stage can be theirs
+            try:
+                path = original(*args, **kwargs)
+            finally:
+                env.whole_models = False
             if control is not None:
                 control.decide(topic, _text(path))
             return path

@@ -147,11 +147,11 @@ def test_collectives_wait_for_the_gate():
 
 
 def test_a_rank_whose_input_has_ended_answers_the_others():
-    program = ended_program("KEY", FLAG, None)
+    waiting = lowered(parse(DRAWN + "\ntargets: train").pruned(), task(ranks=2, key="KEY"))
+    program = ended_program("KEY", waiting)
     assert isinstance(program, Program)
     (node,) = hvd(program).values()
     assert node.name == "epl_ended/KEY.epl_agree" and program.fetches == ((node.name, 0),) and program.feeds[0].node == ANCHOR
-    waiting = lowered(parse(DRAWN + "\ntargets: train").pruned(), task(ranks=2, key="KEY"))
     names = [n.rpartition("/")[2] for n in hvd(waiting)]
     assert node.name.rpartition("/")[2] in names
     assert ANCHOR in program.ancestors([node.name]), "it must not be folded"
