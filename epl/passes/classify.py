@@ -127,7 +127,8 @@ def _taskgraphs(program: Program, task: Task) -> Dict[str, Optional[int]]:
     if assignment is None:
         return {name: node.taskgraph for name, node in program.nodes.items()}
     # A fed tensor is a node of this run alone; it has the taskgraph of the user's node. So is the fence of a call.
-    names = {name: name if name in assignment else name[: -len(FENCE)] if name.endswith(FENCE) else node.origin for name, node in program.nodes.items()}
+    of = {name: name[: -len(FENCE)] if name.endswith(FENCE) else node.origin for name, node in program.nodes.items()}
+    names = {name: name if name in assignment else of[name] for name in program.nodes}
     return {name: assignment[known].taskgraph if known in assignment else None for name, known in names.items()}
 
 
