@@ -5,6 +5,7 @@
     EPL_CLUSTER_DEVICES_PER_WORKER=2 python examples/char_transformer.py    two devices in one process
 """
 
+import functools
 from pydoc_data import topics
 
 import compare
@@ -15,7 +16,7 @@ compare.quiet()
 tf.disable_v2_behavior()
 tf.enable_resource_variables()
 
-LAYERS, WIDTH, HEADS, LENGTH = 2, 64, 4, 64
+WIDTH, HEADS, LENGTH = 64, 4, 64
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
 TEST_SEQUENCES = 64
 
@@ -52,30 +53,28 @@ def attention(x):
     return tf.layers.dense(mixed, WIDTH, name="out")
 
 
-def build_model(inputs, targets):
+def build_model(inputs, targets, layers):
     with tf.variable_scope("model", reuse=tf.AUTO_REUSE):
         table = tf.get_variable("table", [len(CHARACTERS), WIDTH], initializer=tf.random_normal_initializer(stddev=0.05))
         position = tf.get_variable("position", [LENGTH, WIDTH], initializer=tf.random_normal_initializer(stddev=0.05))
         x = tf.nn.embedding_lookup(table, inputs) + position
-        for layer in range(LAYERS):
+        for layer in range(layers):
             with tf.variable_scope("layer%d" % layer):
                 x += attention(normalise(x, "norm1"))
                 hidden = tf.layers.dense(normalise(x, "norm2"), 4 * WIDTH, activation=tf.nn.swish, name="mlp1")
                 x += tf.layers.dense(hidden, WIDTH, name="mlp2")
         logits = tf.layers.dense(normalise(x, "norm"), len(CHARACTERS), name="logits")
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits))
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits))
 
 
-def main():
-    args = compare.parse_arguments(__doc__.splitlines()[0], steps=600, global_batch=32)
-    part = compare.Part()
-    if not args.plain:
-        import epl
+def argument_parser(description, layers=2):
+    parser = compare.argument_parser(description, steps=600, global_batch=32)
+    parser.add_argument("--layers", type=int, default=layers, help="layers of the model (default: %(default)s)")
+    return parser
 
-        epl.init()
-        epl.set_default_strategy(epl.replicate(1))
-        part = compare.Part.of(epl.Env.get().cluster)
 
+def train(args, part, build_model):
+    """Build the model twice, for training and for the test, and train. Returns the record of it."""
     tf.set_random_seed(1)
     train_inputs, train_targets, test_inputs, test_targets = load_data()
     loss = build_model(*compare.batches((train_inputs, train_targets), args.global_batch, part, seed=1))
@@ -91,6 +90,8 @@ def main():
     test_feed = {fed_inputs: test_inputs, fed_targets: test_targets}
 
     if not args.plain:
+        import epl
+
         # Report the mean over all replicas, not this rank's value.
         epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
 
@@ -105,9 +106,23 @@ def main():
                     values = (number, loss_now, held_out, held_out / np.log(2))
                     print("step %4d  loss %.4f  test loss %.4f  (%.2f bits per character)" % values, flush=True)
         record.finish(session)
+    return record
+
+
+def main():
+    args = argument_parser(__doc__.splitlines()[0]).parse_args()
+    part = compare.Part()
+    if not args.plain:
+        import epl
+
+        epl.init()
+        epl.set_default_strategy(epl.replicate(1))
+        part = compare.Part.of(epl.Env.get().cluster)
+
+    record = train(args, part, functools.partial(build_model, layers=args.layers))
     if not args.plain:
         epl.shutdown()
-    compare.finish(record, args, part)
+    compare.finish(record, args, part, ["--layers", str(args.layers)])
 
 
 if __name__ == "__main__":

@@ -29,41 +29,66 @@ def quiet():
 
 
 class Part:
-    """Which part of each global batch this process reads: `devices` batches of rank `rank` of `ranks`."""
+    """Which part of each global batch this process reads, as one of `ranks` with `devices` each.
 
-    def __init__(self, ranks=1, rank=0, devices=1):
+    A replica of the model occupies `stages` neighbouring devices, and takes `micro_batches`
+    batches in a step. The process that holds its first stage reads them.
+    """
+
+    def __init__(self, ranks=1, rank=0, devices=1, stages=1, micro_batches=1):
         self.ranks, self.rank, self.devices = ranks, rank, devices
+        self.stages, self.micro_batches = stages, micro_batches
+        if ranks * devices % stages or devices % stages and stages % devices:
+            raise SystemExit("%d rank(s) x %d device(s) can't be divided into replicas of %d devices" % (ranks, devices, stages))
 
     @classmethod
-    def of(cls, cluster):
+    def of(cls, cluster, stages=1, micro_batches=1):
         """The part of this process in an EPL cluster (`epl.Env.get().cluster`)."""
-        return cls(cluster.worker_num, cluster.worker_index, len(cluster.available_devices))
+        return cls(cluster.worker_num, cluster.worker_index, len(cluster.available_devices), stages, micro_batches)
 
     @property
     def replicas(self):
-        return self.ranks * self.devices
+        return self.ranks * self.devices // self.stages
+
+    @property
+    def first_stages(self):
+        """First stages in each process that has any."""
+        return max(1, self.devices // self.stages)
+
+    @property
+    def replica(self):
+        """The first replica of which this process holds a stage."""
+        return self.rank * self.devices // self.stages
+
+    def __str__(self):
+        text = "%d rank(s) x %d device(s)" % (self.ranks, self.devices)
+        if self.micro_batches > 1:
+            text += ", %d replica(s) on %d device(s) each, %d micro-batches," % (self.replicas, self.stages, self.micro_batches)
+        return text
 
 
-def parse_arguments(description, steps, global_batch):
+def argument_parser(description, steps, global_batch):
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--plain", action="store_true", help="train on one device, without EPL")
     parser.add_argument("--steps", type=int, default=steps, help="training steps (default: %(default)s)")
     parser.add_argument("--global-batch", type=int, default=global_batch, help="samples per step over all replicas (default: %(default)s)")
     parser.add_argument("--no-compare", action="store_true", help="leave out the plain run and the comparison at the end")
     parser.add_argument("--save", metavar="FILE", help="write losses and variables to this .npz file")
-    return parser.parse_args()
+    return parser
 
 
 def batches(arrays, global_batch, part, seed):
     """Shuffled, endless batches: those of all replicas together are the global batches of a plain run.
 
-    Batches are dealt out in replica order: the first rank gets one for each of its devices, then the next rank.
+    Batches are dealt out in replica order: each replica gets one for each of its micro-batches.
     """
-    if global_batch % part.replicas:
-        raise SystemExit("--global-batch %d can't be divided over %d replicas" % (global_batch, part.replicas))
+    if global_batch % (part.replicas * part.micro_batches):
+        what = "%d replicas" % part.replicas + (" x %d micro-batches" % part.micro_batches if part.micro_batches > 1 else "")
+        raise SystemExit("--global-batch %d can't be divided over %s" % (global_batch, what))
     data = tf.data.Dataset.from_tensor_slices(arrays).shuffle(len(arrays[0]), seed=seed).repeat()
-    data = data.batch(global_batch // part.replicas, drop_remainder=True)
-    data = data.batch(part.devices, drop_remainder=True).shard(part.ranks, part.rank).unbatch()
+    data = data.batch(global_batch // part.replicas // part.micro_batches, drop_remainder=True)
+    data = data.batch(part.first_stages * part.micro_batches, drop_remainder=True)
+    data = data.shard(part.replicas // part.first_stages, part.replica // part.first_stages).unbatch()
     iterator = tf.data.make_initializable_iterator(data)
     tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return iterator.get_next()
@@ -104,17 +129,18 @@ class Record:
         return record
 
 
-def finish(record, args, part):
-    """Save what was asked for; on the first rank, compare with a plain run of the same script."""
+def finish(record, args, part, options=(), script=None):
+    """Save what was asked for; on the first rank, compare with a plain run of this script, or of another one."""
     if args.save and part.rank == 0:
         record.save(args.save)
     if args.plain or args.no_compare or part.rank != 0:
         return
-    print("\nThe same script on one device, without EPL, on the same global batches:", flush=True)
+    name = os.path.basename(script) if script else "The same script"
+    print("\n%s on one device, without EPL, on the same global batches:" % name, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "plain.npz")
-        command = [sys.executable, sys.argv[0], "--plain", "--save", path]
-        command += ["--steps", str(args.steps), "--global-batch", str(args.global_batch)]
+        command = [sys.executable, script or sys.argv[0], "--plain", "--save", path]
+        command += ["--steps", str(args.steps), "--global-batch", str(args.global_batch)] + list(options)
         subprocess.run(command, check=True, env=plain_environment())
         plain = Record.load(path)
     if not report(record, plain, part):
@@ -147,7 +173,7 @@ def report(ours, plain, part):
     relative = np.abs(np.array(ours.losses) - plain.losses) / np.abs(plain.losses)
     early = min(EARLY_STEPS, steps)
     shown = sorted({1, 2, 5, 10, early, steps} | {int(s) for s in np.linspace(early, steps, 6)})
-    print("\nComparison: EPL on %d rank(s) x %d device(s) against plain TensorFlow on one device" % (part.ranks, part.devices))
+    print("\nComparison: EPL on %s against plain TensorFlow on one device" % part)
     print("   step     loss (EPL)   loss (plain)   relative difference")
     for step in shown:
         if step <= steps:

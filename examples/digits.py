@@ -39,7 +39,7 @@ def build_model(images, labels):
 
 
 def main():
-    args = compare.parse_arguments(__doc__.splitlines()[0], steps=300, global_batch=64)
+    args = compare.argument_parser(__doc__.splitlines()[0], steps=300, global_batch=64).parse_args()
     part = compare.Part()
     if not args.plain:
         import epl

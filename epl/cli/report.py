@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 def summary(trace: Any) -> Dict[str, Any]:
     """The numbers of a trace: means over its steps, in milliseconds."""
     from epl.profiler.timeline import costs_of, measured, predicted, transfers_of
-    from epl.profiler.timeline.measure import actions_of, bubble_shares, replicas_of, rows_of, schedule_of, step_seconds
+    from epl.profiler.timeline.measure import actions_of, bubble_shares, expected_of, replicas_of, rows_of, step_seconds
     from epl.profiler.timeline.trace import TraceError
 
     steps, replicas = trace.steps, replicas_of(trace)
@@ -74,14 +74,13 @@ def summary(trace: Any) -> Dict[str, Any]:
                 }
             )
     all_times = [measured(trace, step, replica) for step in steps for replica in replicas]
-    schedule = schedule_of(trace)
     return {
         "schedule": trace.header["schedule"] if trace.header.get("ordered", True) else None,
         "stages": trace.header["stages"],
         "micro_batches": trace.header["micro_batches"],
         "ranks": trace.header["ranks"],
         "steps": steps,
-        "in_order": all(actions_of(trace, step, replica) == schedule.devices for step in steps for replica in replicas),
+        "in_order": all(actions_of(trace, step, replica) == expected_of(trace) for step in steps for replica in replicas),
         "step_ms": _ms(step_seconds(trace).values()),
         "period_ms": _ms(t.period for t in all_times),
         "predicted_period_ms": 1e3 * theory.period,

@@ -17,6 +17,7 @@ from epl.passes.agree import GATE
 from epl.passes.communicate import ANCHOR, ended_program
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
+from epl.profiler.timeline.record import next_run
 from epl.runtime.agreement import refuse_other_programs, refuse_other_writes
 from epl.runtime.calls import Call, Ready, feed_items, fetch_key, new_call
 from epl.runtime.compiler import Executable, Signature, Traits, bind, compile_program
@@ -63,6 +64,11 @@ class RankSession:
 
     def _task(self, part: str = WHOLE) -> Task:
         return make_task(self.epl_graph, self.plan, part)
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether what one rank or replica writes outside training concerns others."""
+        return self.plan.replicas > 1 or bool(self.plan.places)
 
     @property
     def _first_stages(self) -> int:
@@ -132,6 +138,10 @@ class RankSession:
         return WHOLE if runs == 1 else FIRST if position == 0 else LAST if position == runs - 1 else MIDDLE
 
     def _run_ready(self, ready: Ready, arrays: Sequence[np.ndarray], options: Any, run_metadata: Any) -> List[Any]:
+        traced = next_run(ready.executable, self.store, options, run_metadata)
+        if traced is not None:
+            with traced:
+                return self._run_ready(ready, arrays, traced.options, traced.metadata)
         values = [arrays[i] if i >= 0 else _ZERO for i in ready.order]
         call = ready.call
         keywords = {}
@@ -159,7 +169,7 @@ class RankSession:
                 control.leave()
         if ready.executable.restores:
             self._position.clear()  # what an interrupted step has accumulated belongs to other weights
-        if ready.executable.written and self.plan.replicas > 1 and not self._is_local:
+        if ready.executable.written and self._is_shared and not self._is_local:
             with self._lock:
                 self._dirty.update(dict.fromkeys(ready.executable.written))
         return results
@@ -227,7 +237,7 @@ class RankSession:
         task = ready.executable.task
         if task.plan.ranks > 1:
             self._connect()
-        if self.plan.replicas > 1:
+        if self._is_shared:
             used = ready.executable.variables
             if not self._synchronized:
                 # The first time in any case: a rank may have left all initialisation to rank 0.

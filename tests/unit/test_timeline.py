@@ -10,7 +10,20 @@ from epl.errors import ConfigError
 from epl.ir.program import APPLY, BACKWARD, FORWARD, Node, Program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
 from epl.planner.schedules import NAMES, make_schedule, simulate
-from epl.profiler.timeline import Event, Trace, TraceError, actions_of, costs_of, load_trace, measured, merge, predicted, schedule_of, transfers_of
+from epl.profiler.timeline import (
+    Event,
+    Trace,
+    TraceError,
+    actions_of,
+    costs_of,
+    expected_of,
+    load_trace,
+    measured,
+    merge,
+    predicted,
+    schedule_of,
+    transfers_of,
+)
 from epl.profiler.timeline import record as recording
 from epl.profiler.timeline.collect import Where, bubbles_of, events_of, joined
 from epl.profiler.timeline.measure import bubble_shares, rows_of, step_seconds
@@ -199,6 +212,17 @@ def test_transfers_are_measured_from_the_end_of_an_action():
     assert transfers_of(trace) == pytest.approx((0.002,))
     assert predicted(trace).period == pytest.approx(simulate(schedule, {"F": 3, "B": 4}, transfer=2).period / 1000)
     assert predicted(trace, (0.0,)).period == pytest.approx(simulate(schedule, {"F": 3, "B": 4}).period / 1000)
+
+
+def test_a_first_stage_without_gradients_of_inputs():
+    schedule = make_schedule("ZeroBubbleH1", 3, 4)
+    costs = {("F", 0): 1, ("F", 1): 1, ("F", 2): 1, ("B", 0): 0, ("B", 1): 1, ("B", 2): 1, "W": 1}
+    trace = trace_of(schedule, simulate(schedule, costs))
+    trace.events = [e for e in trace.events if (e.phase, e.stage) != ("B", 0)]
+    assert actions_of(trace) == expected_of(trace) != schedule.devices
+    assert predicted(trace).period == pytest.approx(simulate(schedule, costs).period / 1000)
+    trace.events = [e for e in trace.events if (e.name, e.stage) != ("W2", 1)]
+    assert actions_of(trace) != expected_of(trace)
 
 
 def test_a_step_that_a_rank_lacks_does_not_count():

@@ -3,7 +3,7 @@
 `EPL_TIMELINE=dir`, or `timeline(dir)` in the script, records. `epl report dir` shows.
 """
 
-from epl.profiler.timeline.measure import actions_of, costs_of, measured, predicted, schedule_of, transfers_of
+from epl.profiler.timeline.measure import actions_of, costs_of, expected_of, measured, predicted, schedule_of, transfers_of
 from epl.profiler.timeline.merge import load_trace, merge
 from epl.profiler.timeline.record import timeline
 from epl.profiler.timeline.trace import Event, Trace, TraceError
@@ -14,6 +14,7 @@ __all__ = [
     "TraceError",
     "actions_of",
     "costs_of",
+    "expected_of",
     "load_trace",
     "measured",
     "merge",

@@ -38,7 +38,8 @@ def draw(trace: Trace, step: Any = None) -> Any:
     _bars(lower, [(at, theory.devices[device]) for at, (_, device) in enumerate(rows)])
     times = [measured(trace, step, replica) for replica in replicas]
     upper.set_title("measured, step %d: %s" % (step, _numbers(times)), loc="left", fontsize=10)
-    lower.set_title("predicted by %s with the mean durations: %s" % (trace.header["schedule"], _numbers([theory])), loc="left", fontsize=10)
+    by = " by %s" % trace.header["schedule"] if trace.header.get("ordered", True) else ""
+    lower.set_title("predicted%s with the mean durations: %s" % (by, _numbers([theory])), loc="left", fontsize=10)
     for panel in (upper, lower):
         panel.set_yticks(range(len(rows)), labels, fontsize=9)
         panel.set_ylim(len(rows) - 0.4, -0.6)
@@ -88,7 +89,7 @@ def _bars(panel: Any, rows: Sequence[Tuple[int, Sequence[Any]]]) -> None:
         for span in spans:
             start, width = span.start * _MS, (span.end - span.start) * _MS
             panel.broken_barh([(start, width)], (at - 0.32, 0.6), facecolors=COLOURS[span.action.kind], edgecolors="white", linewidth=0.5)
-            if not crowded:
+            if width and not crowded:
                 text = "%s%d" % (span.action.kind, span.action.micro_batch)
                 panel.text(start + width / 2, at - 0.02, text, ha="center", va="center", fontsize=7, clip_on=True)
 

@@ -48,6 +48,16 @@ def actions_of(trace: Trace, step: Optional[int] = None, replica: int = 0) -> Tu
     return tuple(tuple(_action(event) for event in row) for row in rows_of(trace, step, replica))
 
 
+def expected_of(trace: Trace) -> Tuple[Tuple[Action, ...], ...]:
+    """What `actions_of` should be: the lists of the schedule, without what is no work.
+
+    The first stage has no gradients of inputs to compute, for instance, so where the
+    backward is split it has no B.
+    """
+    there = {(e.phase, e.stage) for e in trace.events if e.kind == ACTION}
+    return tuple(tuple(a for a in row if (a.kind, a.chunk) in there) for row in schedule_of(trace).devices)
+
+
 def measured(trace: Trace, step: Optional[int] = None, replica: int = 0) -> Timeline:
     """The measured times of a step, in seconds from the begin of its first action.
 
@@ -113,9 +123,8 @@ def predicted(trace: Trace, transfer: Optional[Tuple[float, ...]] = None) -> Tim
     """
     schedule = schedule_of(trace)
     costs = costs_of(trace)
-    missing = sorted({(a.kind, a.chunk) for row in schedule.devices for a in row} - set(costs))
-    if missing:
-        raise TraceError("the trace lacks the actions %s" % ", ".join("%s of stage %d" % key for key in missing))
+    for key in {(a.kind, a.chunk) for row in schedule.devices for a in row}:
+        costs.setdefault(key, 0.0)  # see `expected_of`
     return simulate(schedule, costs, transfers_of(trace) if transfer is None else transfer)
 
 
