@@ -29,41 +29,41 @@ def quiet():
 
 
 class Part:
-    """Which part of each global batch this process reads, as one of `ranks` with `devices` each.
+    """Which part of each global batch this process reads, as rank `rank` of `ranks` with `devices` each.
 
-    A replica of the model occupies `stages` neighbouring devices, and takes `micro_batches`
-    batches in a step. The process that holds its first stage reads them.
+    A replica of the model takes `replica_devices` neighbouring devices and `micro_batches`
+    batches in a step. The process that holds its first device reads them.
     """
 
-    def __init__(self, ranks=1, rank=0, devices=1, stages=1, micro_batches=1):
+    def __init__(self, ranks=1, rank=0, devices=1, replica_devices=1, micro_batches=1):
         self.ranks, self.rank, self.devices = ranks, rank, devices
-        self.stages, self.micro_batches = stages, micro_batches
-        if ranks * devices % stages or devices % stages and stages % devices:
-            raise SystemExit("%d rank(s) x %d device(s) can't be divided into replicas of %d devices" % (ranks, devices, stages))
+        self.replica_devices, self.micro_batches = replica_devices, micro_batches
+        if ranks * devices % replica_devices or devices % replica_devices and replica_devices % devices:
+            raise SystemExit("%d rank(s) x %d device(s) can't be divided into replicas of %d devices" % (ranks, devices, replica_devices))
 
     @classmethod
-    def of(cls, cluster, stages=1, micro_batches=1):
+    def of(cls, cluster, replica_devices=1, micro_batches=1):
         """The part of this process in an EPL cluster (`epl.Env.get().cluster`)."""
-        return cls(cluster.worker_num, cluster.worker_index, len(cluster.available_devices), stages, micro_batches)
+        return cls(cluster.worker_num, cluster.worker_index, len(cluster.available_devices), replica_devices, micro_batches)
 
     @property
     def replicas(self):
-        return self.ranks * self.devices // self.stages
+        return self.ranks * self.devices // self.replica_devices
 
     @property
-    def first_stages(self):
-        """First stages in each process that has any."""
-        return max(1, self.devices // self.stages)
+    def readers(self):
+        """Processes that read: as many as there are, or one for each replica."""
+        return min(self.ranks, self.replicas)
 
     @property
-    def replica(self):
-        """The first replica of which this process holds a stage."""
-        return self.rank * self.devices // self.stages
+    def reader(self):
+        """The number of this process, or of the replica that it holds a part of."""
+        return self.rank * self.readers // self.ranks
 
     def __str__(self):
         text = "%d rank(s) x %d device(s)" % (self.ranks, self.devices)
         if self.micro_batches > 1:
-            text += ", %d replica(s) on %d device(s) each, %d micro-batches," % (self.replicas, self.stages, self.micro_batches)
+            text += ", %d replica(s) on %d device(s) each, %d micro-batches," % (self.replicas, self.replica_devices, self.micro_batches)
         return text
 
 
@@ -87,8 +87,8 @@ def batches(arrays, global_batch, part, seed):
         raise SystemExit("--global-batch %d can't be divided over %s" % (global_batch, what))
     data = tf.data.Dataset.from_tensor_slices(arrays).shuffle(len(arrays[0]), seed=seed).repeat()
     data = data.batch(global_batch // part.replicas // part.micro_batches, drop_remainder=True)
-    data = data.batch(part.first_stages * part.micro_batches, drop_remainder=True)
-    data = data.shard(part.replicas // part.first_stages, part.replica // part.first_stages).unbatch()
+    data = data.batch(part.replicas * part.micro_batches // part.readers, drop_remainder=True)
+    data = data.shard(part.readers, part.reader).unbatch()
     iterator = tf.data.make_initializable_iterator(data)
     tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return iterator.get_next()

@@ -41,6 +41,7 @@ class Facts:
       writes: node that may change variables -> those variables.
       endings: after which nodes a node of a loop or conditional is done.
       draws: whether elements of inputs are taken, by whatever process.
+      seeds: the gradient calls that start from a seed of each micro-batch, here or in another process.
       slots: the kind of action of a pipeline's schedule that a node belongs to.
     """
 
@@ -53,6 +54,7 @@ class Facts:
     writes: Dict[str, Tuple[str, ...]]
     endings: Endings
     draws: bool = False
+    seeds: FrozenSet[int] = frozenset()
     slots: Dict[str, str] = dataclasses.field(default_factory=dict)
 
     def written(self, program: Program) -> List[str]:
@@ -114,8 +116,10 @@ class Classify(Pass):
         if task.spread:
             program, gradients = join_sparse(program, gradients, batch)
         endings = Endings(program, order, ignored=apply)
-        slots = slots_of(program, [program.nodes[n.name] for n in order], batch) if task.stages and batch else {}
-        facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched, writes, endings, draws, slots)
+        seeds = frozenset(n.int_attr(A.SEED) or 0 for n in order if n.name in batch and n.attr(A.SEED) is not None)
+        placed = [program.nodes[n.name] for n in order]
+        slots = slots_of(program, placed, batch, frames, endings) if task.stages and batch else {}
+        facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched, writes, endings, draws, seeds, slots)
         return program.replace(facts=facts)
 
 

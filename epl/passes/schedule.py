@@ -6,13 +6,14 @@ gate after it waits for them. Neither sends nor receives are gated: a receive th
 for its turn, and a send that the next action waits for, can wait for each other.
 """
 
-from typing import Any, Container, Dict, List, Optional, Set, Tuple
+from typing import Any, Container, Dict, List, Mapping, Optional, Set, Tuple
 
 from absl import logging
 
 from epl.errors import ProgramError
 from epl.ir import op_table
 from epl.ir.build import Builder
+from epl.ir.endings import Endings
 from epl.ir.program import BACKWARD, FORWARD, Node, Program
 from epl.passes.base import Pass
 from epl.passes.cut import TRANSFERS
@@ -24,28 +25,26 @@ from epl.planner.schedules import Action, Schedule, make_schedule
 GATE = "epl_schedule"
 
 
-def slots_of(program: Program, order: List[Node], batch: Container[str]) -> Dict[str, str]:
+def slots_of(program: Program, order: List[Node], batch: Container[str], frames: Mapping[str, str], endings: Endings) -> Dict[str, str]:
     """Which kind of action ("F", "B" or "W") a node of the user's program belongs to; nodes of none are left out.
 
     B is what leads to the gradients that an earlier stage needs, W the rest of the
     backward part. A forward node that needs a later stage, and a backward node that needs
-    an earlier one, belong to no action: they run as soon as they can.
+    an earlier one, belong to no action: they run as soon as they can. The same holds for
+    all of a loop that needs such a value, and for a branch that ends where one does: a
+    gate waits for where they end.
 
     Args:
       order: the nodes of a classified program, sources first.
       batch: what exists per micro-batch.
+      frames: node -> the loop that it is in. endings: after which nodes a node is done.
     """
-    furthest: Dict[str, int] = {}
+    phases = _phases(program, order, batch, frames)
+    furthest = _furthest(order, phases, frames)
     found: Dict[str, str] = {}
     for node in order:
-        stage = node.taskgraph
-        if node.name not in batch or stage is None or node.phase not in (FORWARD, BACKWARD):
-            continue
-        pick = max if node.phase == FORWARD else min
-        above = [furthest[s] for s, _ in node.inputs if s in furthest and program.nodes[s].phase == node.phase]
-        furthest[node.name] = pick(above + [stage])
-        if furthest[node.name] == stage:
-            found[node.name] = "F" if node.phase == FORWARD else "W"
+        if node.taskgraph is not None and all(furthest.get(end) == node.taskgraph for end in (node.name,) + endings.done(node.name)):
+            found[node.name] = "F" if phases[node.name] == FORWARD else "W"
     for node in reversed(order):
         if found.get(node.name) == "W" and not _groups(node):
             for consumer, index in program.consumers.get(node.name, ()):
@@ -57,6 +56,50 @@ def slots_of(program: Program, order: List[Node], batch: Container[str]) -> Dict
                     found[node.name] = "B"
                     break
     return found
+
+
+def _phases(program: Program, order: List[Node], batch: Container[str], frames: Mapping[str, str]) -> Dict[str, str]:
+    """The phase in which each node of a micro-batch runs.
+
+    The backward part adds to the loops of the forward part: counters, stacks of values.
+    They run when the loop does; a loop that waits for them goes no further than its
+    parallel iterations.
+    """
+    found = {n.name: n.phase for n in order if n.name in batch and n.phase in (FORWARD, BACKWARD)}
+    loops = {frames[n.name] for n in order if n.name in frames and n.phase == FORWARD}
+    stack = [n.name for n in order if n.phase == BACKWARD and frames.get(n.name) in loops]
+    while stack:
+        name = stack.pop()
+        if found.get(name) == BACKWARD:
+            found[name] = FORWARD
+            stack.extend(s for s, _ in program.nodes[name].inputs)
+            stack.extend(program.nodes[name].controls)
+    return found
+
+
+def _furthest(order: List[Node], phases: Mapping[str, str], frames: Mapping[str, str]) -> Dict[str, int]:
+    """For each node the last stage that it needs in the forward part, the first one in the backward part."""
+    whole: Dict[str, int] = {}
+    while True:
+        found: Dict[str, int] = {}
+        loops: Dict[str, int] = {}
+        for node in order:
+            phase = phases.get(node.name)
+            if phase is None:
+                continue
+            pick = max if phase == FORWARD else min
+            # What it waits for counts as much as what it is given, also through a node that belongs to no stage.
+            before = [s for s, _ in node.inputs] + list(node.controls)
+            stages = [found[s] for s in before if s in found and phases[s] == phase]
+            frame = frames.get(node.name, "")
+            stages += [stage for stage in (node.taskgraph, whole.get(frame)) if stage is not None]
+            if stages:
+                found[node.name] = pick(stages)
+                if frame:
+                    loops[frame] = pick(loops.get(frame, found[node.name]), found[node.name])
+        if loops == whole:
+            return found
+        whole = loops
 
 
 def _groups(node: Node) -> bool:

@@ -73,5 +73,4 @@ def seeded_records(program: Program) -> Set[int]:
     computation, and what optimizers are given is weighted where it is aggregated.
     """
     aggregated = {tag.record for tag in program.facts.gradients.values()}
-    seeds = (node.int_attr(A.SEED) for node in program.nodes.values() if node.micro_batch is not None)
-    return {record for record in seeds if record is not None and record in aggregated}
+    return {record for record in program.facts.seeds if record in aggregated}

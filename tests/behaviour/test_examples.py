@@ -1,12 +1,17 @@
 """The examples train, and agree with their own plain runs."""
 
+import ast
+import difflib
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
+
+from epl.planner.schedules import make_schedule, peak_activations, simulate
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ("digits", "char_transformer")
@@ -67,6 +72,107 @@ def test_batch_that_can_not_be_divided():
     done = subprocess.run([sys.executable, script("digits")], cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 1
     assert "--global-batch 64 can't be divided over 3 replicas" in done.stdout
+
+
+TUTORIAL = ROOT / "docs" / "en" / "tutorials" / "pipeline.md"
+LAYOUTS = {
+    "epl-launch --num_workers 2": "2 rank(s) x 1 device(s), 1 replica(s) on 2 device(s) each, 4 micro-batches,",
+    "python": "1 rank(s) x 2 device(s), 1 replica(s) on 2 device(s) each, 4 micro-batches,",
+    "epl-launch --num_workers 4": "4 rank(s) x 1 device(s), 2 replica(s) on 2 device(s) each, 4 micro-batches,",
+    "epl-launch --num_workers 4 --stages 4": "4 rank(s) x 1 device(s), 1 replica(s) on 4 device(s) each, 4 micro-batches,",
+    "epl-launch --num_workers 2 --schedule PreferForward --micro-batches 8": "2 rank(s) x 1 device(s), 1 replica(s) on 2 device(s) each, 8 micro-batches,",
+    "epl-launch --num_workers 2 --schedule ZeroBubbleH1": "2 rank(s) x 1 device(s), 1 replica(s) on 2 device(s) each, 4 micro-batches,",
+    "epl-launch --num_workers 2 --schedule Interleaved --stages 4": "2 rank(s) x 1 device(s), 1 replica(s) on 2 device(s) each, 4 micro-batches,",
+    "epl-launch --num_workers 2 --schedule ZeroBubbleV --stages 4": "2 rank(s) x 1 device(s), 1 replica(s) on 2 device(s) each, 4 micro-batches,",
+}
+"""What the tutorial trains, by command without the name of the script."""
+FAST = ("epl-launch --num_workers 2", "python")
+
+
+def tutorial_commands():
+    """(variables, command) of each command of the tutorial that is not `epl plan`."""
+    blocks = re.findall(r"```bash\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
+    found = []
+    for line in "".join(blocks).splitlines():
+        words = shlex.split(line)
+        variables = dict(word.split("=") for word in words if re.match(r"EPL_\w+=", word))
+        if "plan" not in words:
+            found.append((variables, words[len(variables) :]))
+    return found
+
+
+def without_script(command):
+    return " ".join(word for word in command if not word.endswith(".py"))
+
+
+@pytest.mark.parametrize(
+    "variables, command",
+    [
+        pytest.param(
+            variables,
+            command,
+            id=without_script(command),
+            marks=([pytest.mark.ranks] if command[0] == "epl-launch" else []) + ([] if without_script(command) in FAST else [pytest.mark.slow]),
+        )
+        for variables, command in tutorial_commands()
+    ],
+)
+def test_tutorial_of_pipelines(variables, command):
+    label = without_script(command)
+    programs = {"python": [sys.executable], "epl-launch": [sys.executable, "-m", "epl.cli.launch"]}
+    short = ["--steps", "3"] + (["--layers", "2"] if label in FAST else [])
+    output = run(programs[command[0]] + command[1:] + short, **variables)
+    assert_equal_to_plain(output, 3, LAYOUTS[label])
+    assert "does not fit this program" not in output  # the schedule is kept
+
+
+def test_tutorial_has_all_layouts():
+    assert [without_script(command) for _, command in tutorial_commands()] == list(LAYOUTS)
+
+
+def test_tutorial_shows_the_plan():
+    text = TUTORIAL.read_text(encoding="utf-8")
+    command = re.search(r"^epl (plan .*)$", text, re.MULTILINE).group(1)
+    output = run([sys.executable, "-m", "epl.cli.main"] + shlex.split(command))
+    shown, why = (without_counts(part) for part in re.findall(r"```\n(plan of .*?)```.*?```\n(Node .*?)```", text, re.DOTALL)[0])
+    assert shown in without_counts(output) and why in without_counts(output), output
+
+
+def without_counts(plan):
+    """A plan without the numbers of nodes and bytes, which depend on TensorFlow's version."""
+    return re.sub(r"(?<!\[)(?<!, ) *(?<!\w)\d{2,}|_\d+(?=:)", " N", plan)
+
+
+def build_model_of(example):
+    """The lines of `build_model` in an example."""
+    text = (ROOT / script(example)).read_text(encoding="utf-8")
+    function = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "build_model")
+    return ast.get_source_segment(text, function).splitlines()
+
+
+def test_tutorial_shows_the_difference():
+    """The model of the pipeline is that of the first example with scopes: the page shows all that differs but for indentation."""
+    plain, staged = (build_model_of(example) for example in ("char_transformer", "char_transformer_pipeline"))
+    expected = []
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, [x.strip() for x in plain], [x.strip() for x in staged]).get_opcodes():
+        expected += [" " + line for line in staged[c:d]] if tag == "equal" else ["-" + x for x in plain[a:b]] + ["+" + x for x in staged[c:d]]
+    shown = re.search(r"```diff\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL).group(1)
+    assert shown == "\n".join(expected) + "\n"
+    changed = [line[1:].strip() for line in expected if line[0] == "+"]
+    assert all(line.startswith(("def build_model", "with ")) and "stages" in line for line in changed), changed
+
+
+def test_table_of_schedules():
+    """The figures of the second table of schedules."""
+    text = (ROOT / "docs" / "en" / "pipelines.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) % \| ([\d., ]+) \|$", text, re.MULTILINE)
+    assert len(rows) == 7
+    for name, stages, bubble, activations in rows:
+        schedule = make_schedule(name, int(stages), 8, 4)
+        share = 4 / int(stages)  # of a device's layers in one stage
+        timeline = simulate(schedule, {kind: share for kind in "FBW"})
+        kept = peak_activations(schedule, [share] * int(stages))
+        assert (bubble, activations) == ("%.0f" % (100 * timeline.bubble_share), ", ".join("%g" % k for k in kept)), name
 
 
 README_STUBS = """

@@ -70,7 +70,7 @@ def _has_reported(path: str, case: str) -> bool:
     if not os.path.exists(path):
         return False
     with open(path) as lines:
-        heads = [line[:200] for line in lines]
+        heads = [line[:500] for line in lines]
     return any('"id": %s,' % json.dumps(case) in head and '"status": "start"' not in head for head in heads)
 
 

@@ -72,8 +72,10 @@ def linear(inputs: Inputs) -> Forward:
     h = tf.matmul(inputs["x"], w)
     at(1)
     out = h + b
+    at(2)
+    error = tf.square(out[:, 0] - inputs["t"])
     at(3)
-    return Forward([Part(tf.reduce_mean(tf.square(out[:, 0] - inputs["t"])))], {"out": out})
+    return Forward([Part(tf.reduce_mean(error))], {"out": out})
 
 
 def mlp(inputs: Inputs) -> Forward:
@@ -186,7 +188,9 @@ def two_losses(inputs: Inputs) -> Forward:
 def regularized(inputs: Inputs) -> Forward:
     """A data loss (mean over the batch) and a loss of the weights alone, which counts once."""
     decay = tf.keras.regularizers.l2(0.05)
-    h = dense(inputs["x"], 8, "hidden", tf.tanh, seed=1, kernel_regularizer=decay)
+    h = dense(inputs["x"], 8, "hidden", seed=1, kernel_regularizer=decay)
+    at(1)
+    h = tf.tanh(h)
     at(2)
     logits = dense(h, CLASSES, "logits", seed=2, kernel_regularizer=decay)
     at(3)
@@ -197,7 +201,9 @@ def regularized(inputs: Inputs) -> Forward:
 def gradient_penalty(inputs: Inputs) -> Forward:
     """A loss that contains `tf.gradients`: second-order gradients."""
     x = inputs["x"]
-    h = dense(x, 8, "hidden", tf.tanh, seed=1)
+    h = dense(x, 8, "hidden", seed=1)
+    at(1)
+    h = tf.tanh(h)
     at(2)
     score = dense(h, 1, "score", seed=2)
     slope = tf.gradients(score, x)[0]
@@ -212,7 +218,9 @@ def tied(inputs: Inputs) -> Forward:
     weights = table("table", VOCABULARY, 6, seed=1)
     h = tf.reduce_mean(tf.gather(weights, inputs["ids"]), 1)
     at(1)
-    h = dense(h, 6, "hidden", tf.tanh, seed=2)
+    h = dense(h, 6, "hidden", seed=2)
+    at(2)
+    h = tf.tanh(h)
     at(3)
     logits = tf.matmul(h, weights, transpose_b=True)
     return Forward([Part(cross_entropy(logits, inputs["word"]))], {"logits": logits})

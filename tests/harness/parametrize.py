@@ -24,7 +24,9 @@ def together(**requests: Any) -> Any:
 
 def matrix_requests(case: Case) -> Dict[str, Request]:
     """What a case of the matrix needs: itself as "epl", its reference as "plain"."""
-    reference = case.reference
-    fields = {name: value for name, value in reference._asdict().items() if name != "layout" and value != Case._field_defaults.get(name)}
-    plain = request(run_case, reference.layout, **fields)._replace(plain=not case.is_per_batch)
-    return {"epl": request(run_case, case.layout, **{name: value for name, value in case._asdict().items() if name != "layout"}), "plain": plain}
+    return {"epl": _matrix_request(case), "plain": _matrix_request(case.reference)._replace(plain=not case.is_per_batch)}
+
+
+def _matrix_request(case: Case) -> Request:
+    unusual = {name: value for name, value in case._asdict().items() if name != "layout" and value != Case._field_defaults.get(name)}
+    return request(run_case, case.layout, **unusual)

@@ -111,12 +111,12 @@ def _allowed(row: Row) -> bool:
     """Whether a row makes sense.
 
     A model has at most four stages. A loss that is not merged has the value of one replica:
-    there must be no other one in the process. Batches of one row have no statistics, and
-    can't be smaller. Only ranks without a first stage can be fed rubbish.
+    there must be no other one in the process, and their mean is that of equal batches.
+    Batches of one row have no statistics, and can't be smaller. Only ranks without a first stage can be fed rubbish.
     """
     layout = _layout(row)
     rows = GLOBAL_BATCH // layout.batches
-    if layout.stages > 4 or (not row["merged"] and len(layout.replicas_of(0)) > 1):
+    if layout.stages > 4 or (not row["merged"] and (len(layout.replicas_of(0)) > 1 or row["input"] == "uneven")):
         return False
     if row["rubbish"] and all(layout.replicas_of(rank) for rank in range(layout.ranks)):
         return False

@@ -92,12 +92,12 @@ def dropout(inputs: Inputs) -> Forward:
 
 def batch_norm(inputs: Inputs) -> Forward:
     """Batch normalisation in two stages: statistics per micro-batch, moving ones that the training op updates."""
-    h = dense(inputs["x"], 8, "first", seed=1)
+    h = dense(inputs["x"], 8, "first", seed=1, use_bias=False)
     h = tf.tanh(tf.layers.batch_normalization(h, momentum=0.9, epsilon=0.1, training=True, name="norm1"))
     at(1)
     h = dense(h, 8, "second", tf.tanh, seed=2)
     at(2)
-    h = tf.tanh(tf.layers.batch_normalization(dense(h, 8, "third", seed=3), momentum=0.8, epsilon=0.1, training=True, name="norm2"))
+    h = tf.tanh(tf.layers.batch_normalization(dense(h, 8, "third", seed=3, use_bias=False), momentum=0.8, epsilon=0.1, training=True, name="norm2"))
     at(3)
     logits = dense(h, CLASSES, "logits", seed=4)
     return Forward([Part(cross_entropy(logits, inputs["y"]))], {"logits": logits})

@@ -275,10 +275,13 @@ def join(programs, scope=""):
     for name, ranks in sorted(collectives.items()):
         members = [nodes.pop(scope + _prefix(len(programs), rank) + name) for rank in ranks]
         assert len({m.op for m in members}) == 1 and all(m.str_attr("_epl_collective") == name for m in members)
-        for position, member in enumerate(members):
-            outputs = [_collective(nodes, member, position, index, [m.inputs[index] for m in members], ranks) for index in range(_values(member))]
+        given = [[m.inputs[index] for m in members] for index in range(_values(members[0]))]
+        found = [[_collective(nodes, member, position, i, sources, ranks) for i, sources in enumerate(given)] for position, member in enumerate(members)]
+        # It is done when all have a copy of what they are given: then what was given may change.
+        done = [source for outputs in found for source, _ in outputs]
+        for member, outputs in zip(members, found):
             types = AttrValue(list=AttrValue.ListValue(type=[member.attr("T").type] * len(outputs)))
-            nodes[member.name] = Node(member.name, "IdentityN", outputs, attrs={"T": types})
+            nodes[member.name] = Node(member.name, "IdentityN", outputs, done, attrs={"T": types})
     return Program(nodes, library=programs[0].library, versions=programs[0].versions)
 
 
@@ -304,6 +307,6 @@ def _collective(nodes, member, position, index, sources, ranks):
         return build.op("ConcatV2", name, list(sources) + [axis], wait, T=A.of_type(dtype), Tidx=A.of_type(3), N=A.of_int(len(sources)))
     if member.op == "HorovodAlltoall":
         # Of two: one gives all it has to the other.
-        return build.identity(name, sources[1 - position], dtype, wait)
+        return build.op("Snapshot", name, [sources[1 - position]], wait, T=A.of_type(dtype))
     assert member.op == "HorovodBroadcast"
-    return build.identity(name, sources[ranks.index(member.attr("root_rank").i)], dtype, wait)
+    return build.op("Snapshot", name, [sources[ranks.index(member.attr("root_rank").i)]], wait, T=A.of_type(dtype))

@@ -136,8 +136,9 @@ class Layers:
         return (a - mean) * tf.rsqrt(variance + 0.1) * self.variable("gamma", [WIDTH]) + self.variable("beta", [WIDTH])
 
     def loop(self, a, b):
+        """More iterations than run in parallel."""
         w = self.variable("w", [WIDTH, WIDTH])
-        return tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, 0.5 * tf.tanh(tf.matmul(v, w)) + 0.3 * b), [tf.constant(0), a])[1]
+        return tf.while_loop(lambda i, v: i < 12, lambda i, v: (i + 1, 0.5 * tf.tanh(tf.matmul(v, w)) + 0.3 * b), [tf.constant(0), a])[1]
 
     def cond(self, a, b):
         w = self.variable("w", [WIDTH])
@@ -361,7 +362,8 @@ def draw_spec(draw, kinds=None):
     blocks, stage = [], 0
     for left in range(draw.randint(stages, 8), 0, -1):
         stage = min(stages - 1, stage + draw.choice([0, 0, 1, 1, 2])) if left > 1 else stages - 1
-        place = None if draw.random() < 0.08 else stage
+        # Now and then outside of scopes, or back in an earlier stage.
+        place = stage if draw.random() < 0.86 else draw.choice([None, None, draw.randint(0, stages - 1)])
         blocks.append(Block(draw.choice(kinds or KINDS), place, draw.choice([0, 0, 0, 1, 2]), draw.randint(0, 7)))
     chance = lambda p: draw.random() < p  # noqa: E731
     loops = any(b.kind in LOOPS for b in blocks)

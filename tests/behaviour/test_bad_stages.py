@@ -1,0 +1,94 @@
+"""What goes wrong with stages in several processes, and what the job says: every one ends all ranks, none trains something else."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+SCRIPT = """
+import os, sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+tf.enable_resource_variables()
+import epl
+case, folder = sys.argv[1:]
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+config = {"cluster.stall_timeout": 8, "pipeline.num_micro_batch": 2}
+if case == "odd_schedule":
+    config["pipeline.strategy"] = "ZeroBubbleV"
+epl.init(epl.Config(config))
+x = tf.placeholder(tf.float32, [None, 4], "x")
+with epl.replicate(1):
+    w = tf.get_variable("w", [4, 4], initializer=tf.ones_initializer())
+    h = tf.matmul(x, w)
+    text = tf.as_string(h, name="text")
+if case in ("three_stages", "odd_schedule"):
+    with epl.replicate(1):
+        h = tf.tanh(h)
+with epl.replicate(1):
+    if case == "strings":
+        h = h + tf.strings.to_number(text, name="number")
+    if case == "cond":
+        h = tf.cond(tf.reduce_sum(h) > 0, lambda: tf.matmul(h, w), lambda: h)
+    if case == "loop":
+        h = tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, tf.matmul(v, w)), [tf.constant(0), h])[1]
+    v = tf.get_variable("v", [4, 1], initializer=tf.ones_initializer())
+    loss = tf.reduce_mean(tf.square(tf.matmul(h, v)), name="loss")
+train = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
+saver = tf.train.Saver()
+session = tf.Session()
+feed = {x: np.ones((4, 4))}
+if case != "initialised_on_one" or not rank:
+    session.run(tf.global_variables_initializer())
+session.run([loss, train], feed)
+if case == "restored_on_one":
+    path = saver.save(session, folder + "/model")
+    if not rank:
+        saver.restore(session, path)
+if case == "evaluated_on_one" and not rank:
+    session.run(loss, feed)
+session.run([loss, train], feed)
+print("finished", flush=True)
+"""
+
+CASES = {
+    "strings": "Tensor 'text' of type string is made in taskgraph 0 and used by node 'number' in taskgraph 1, in another process: strings do not",
+    "cond": "Read the variable outside of tf.cond, and use the value inside",
+    "loop": "Read the variable outside of tf.while_loop, and use the value inside",
+    "three_stages": "one replica of the model needs 3 devices",
+    "odd_schedule": "schedule ZeroBubbleV can't divide 3 stages",
+    "initialised_on_one": "Variable 'v' was initialised, restored or assigned on rank 0, but not on rank 1",
+    "restored_on_one": "rank 0 waits for agreement 'synchronize'",
+    "evaluated_on_one": "rank 0 waits for agreement 'program'",
+}
+
+
+def run_job(tmp_path, case):
+    """(exit code, output, seconds) of the script on 2 ranks."""
+    path = tmp_path / "job.py"
+    path.write_text(SCRIPT)
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    env = dict(os.environ, PATH="%s:%s" % (os.path.dirname(sys.executable), os.environ["PATH"]), TF_CPP_MIN_LOG_LEVEL="2", PYTHONPATH=root)
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-np", "2", sys.executable, str(path)]
+    start = time.time()
+    done = subprocess.run(command + [case, str(tmp_path)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    return done.returncode, done.stdout, time.time() - start
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_job_ends_with_a_reason(tmp_path, case):
+    code, output, seconds = run_job(tmp_path, case)
+    assert code != 0 and "finished" not in output, output[-2000:]
+    assert CASES[case] in output, output[-3000:]
+    assert seconds < 60
+
+
+def test_a_right_job_finishes(tmp_path):
+    code, output, _ = run_job(tmp_path, "right")
+    assert code == 0, output[-3000:]
+    assert output.count("finished") == 2

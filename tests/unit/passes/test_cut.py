@@ -1,0 +1,245 @@
+"""Cut: what crosses between the processes that hold the stages of one replica."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.errors import ProgramError
+from epl.passes.agree import GATE
+from epl.passes.clone import Clone
+from epl.passes.communicate import Communicate
+from epl.passes.cut import RECEIVE, SEND, SHARE, TRANSFERS
+from epl.passes.effects import Guard
+from epl.planner.plan import WHOLE, Plan, Task
+from tests.unit.graph_text import parse
+from tests.unit.machine import user_graph
+from tests.unit.passes.steps import DRAWN, TRAIN, upto
+from tests.unit.random_programs import Layout, Ranks, taskgraph
+
+
+def on_ranks(rows, m=1, parallel=True, key="key", **plan):
+    """The task of each rank; `rows` are the ranks of the stages of each replica."""
+    ranks = max(rank for row in rows for rank in row) + 1
+    layout = Plan(ranks=ranks, devices_per_rank=0, micro_batches=m, accumulate_in_run=True, places=tuple(rows), **plan)
+    tasks = []
+    for rank in range(ranks):
+        own, names, stages = layout.held(rank), iter("/device:CPU:%d" % d for d in range(99)), []
+        for g in own:
+            stages.append(tuple(next(names) if holder == rank else "" for holder in rows[g]))
+        devices = tuple(next(name for name in row if name) for row in stages)
+        task = Task(plan=layout, rank=rank, devices=devices, stages=tuple(stages), replicas=own, part=WHOLE, key=key)
+        tasks.append(task if parallel else task.alone())
+    return tasks
+
+
+def cloned(text, rows=((0, 1),), last=Clone, **options):
+    """The programs of all ranks after a pass."""
+    return [upto(last, text, task) for task in on_ranks(rows, **options)]
+
+
+def transfers(program, op=None):
+    """Label -> transfer."""
+    return {n.name.partition("/")[2]: n for n in program.nodes.values() if (n.op == op if op else n.op in TRANSFERS)}
+
+
+def both_sides(programs):
+    """Check that all ranks of each transfer have it and describe it alike; returns the labels."""
+    found = {}
+    for rank, program in enumerate(programs):
+        assert program.groups == programs[0].groups
+        for label, node in transfers(program).items():
+            assert rank in node.info["ranks"]
+            found.setdefault(label, {})[rank] = node
+    for label, sides in found.items():
+        facts = {(n.info["ranks"], n.info["dtype"], n.info["shape"], n.info["root"]) for n in sides.values()}
+        assert len(facts) == 1 and tuple(sides) == facts.copy().pop()[0], label
+        ranks, _, _, root = facts.pop()
+        assert len(ranks) == len(programs) or ranks in programs[0].groups
+        kinds = {rank: node.op for rank, node in sides.items()}
+        assert set(kinds.values()) == {SHARE} or kinds == {root: SEND, sum(ranks) - root: RECEIVE}, label
+        for rank, node in sides.items():
+            assert len(node.inputs) == (rank == root)
+    return sorted(found)
+
+
+TWO = """
+    x = Placeholder() {shape: [?, 2]}  # taskgraph=0
+    w = VarHandleOp() {shape: [2], shared_name: w}  # taskgraph=0
+    read = ReadVariableOp(w)  # taskgraph=0
+    h = Mul(x, read)  # taskgraph=0
+    unused = Neg(h)  # taskgraph=0
+    y = Mul(h, read)  # taskgraph=1
+    z = AddV2(h, y)  # taskgraph=1
+    out = Mul(z, read)  # taskgraph=1
+    feeds: x (divide)
+    targets: unused, out
+"""
+H, READ = "n3_0", "n2_0"
+"""Labels are positions in the program."""
+
+
+def test_a_tensor_crosses_once_however_many_use_it():
+    programs = cloned(TWO, m=2)
+    assert both_sides(programs) == [READ + ".r0.to1", H + ".r0.m0.to1", H + ".r0.m1.to1"]
+    assert {n.op for n in transfers(programs[0]).values()} == {SEND}
+    receive = "epl_receive/%s.r0.m1.to1" % H
+    assert programs[1].nodes["EPL_MICRO_BATCH_1/y"].inputs[0] == programs[1].nodes["EPL_MICRO_BATCH_1/z"].inputs[0] == (receive, 0)
+    assert "unused" in programs[0].nodes and not [n for n in programs[1].nodes.values() if n.origin in ("unused", "h") and n.op not in TRANSFERS]
+
+
+def test_transfers_stay_though_nobody_here_uses_them():
+    for program in cloned(TWO):
+        assert {n.name for n in transfers(program).values() for n in [n]} <= set(program.targets)
+
+
+@pytest.mark.parametrize(
+    "rows, m, count",
+    [
+        ([(0, 1), (2, 3)], 2, 6),
+        ([(0, 1), (0, 1)], 1, 4),
+        ([(0, 0), (0, 1), (1, 1)], 2, 3),  # two ranks with three devices each
+        ([(0, 1), (1, 0)], 1, 4),
+        ([(0, 0), (1, 1), (0, 1)], 1, 2),
+    ],
+)
+def test_whole_and_partial_replicas(rows, m, count):
+    assert len(both_sides(cloned(TWO, rows, m=m))) == count
+
+
+@pytest.mark.parametrize("rows", [[(0, 1)], [(0, 1), (1, 0)], [(0, 0), (0, 1), (1, 1)]], ids=str)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_fetch_is_a_value_of_every_rank(rows, parallel):
+    text = TWO.replace("targets: unused, out", "fetches: h, out, read")
+    programs = cloned(text, rows, parallel=parallel)
+    both_sides(programs)
+    assert all(len(p.fetches) == 3 and all(s in p.nodes for s, _ in p.fetches) for p in programs)
+    if rows == [(0, 1)]:
+        assert len(transfers(programs[0], SHARE)) == 3
+
+
+def test_the_replica_that_a_rank_holds_as_a_whole_needs_no_share():
+    programs = cloned(TWO.replace("targets: unused, out", "fetches: out"), [(0, 0), (0, 1), (1, 1)])
+    assert not any(transfers(p, SHARE) for p in programs)
+
+
+def test_labels_do_not_depend_on_names():
+    renamed = TWO.replace("h", "scope/other").replace("read", "scope/r").replace("placescope/otherolder", "placeholder")
+    renamed = renamed.replace("Placescope/otherolder", "Placeholder").replace("sscope/otherape", "shape").replace("sscope/otherared", "shared")
+    renamed = renamed.replace("taskgrapscope/other", "taskgraph")
+    assert both_sides([p for p in cloned(TWO)]) == both_sides(cloned(renamed))
+
+
+def hvd(program):
+    return {n.name: n.op for n in program.nodes.values() if n.op.startswith("Horovod")}
+
+
+@pytest.mark.parametrize(
+    "shape, told", [("[3, 2]", False), ("[?, 2]", False), ("[2, ?]", False), ("[?, ?]", True), ("?", True), ("[]", False), ("[?, 0]", True)]
+)
+def test_a_shape_travels_when_more_than_one_dimension_is_unknown(shape, told):
+    text = "x = Placeholder() {shape: %s}  # taskgraph=0\nh = Neg(x)  # taskgraph=0\ny = Neg(h)  # taskgraph=1\nfeeds: x\ntargets: y" % shape
+    for program in cloned(text, last=Communicate):
+        assert len(hvd(program)) == 1 + told and set(hvd(program).values()) == {"HorovodAlltoall"}
+        assert any(name.endswith(".shape") for name in hvd(program)) == told
+
+
+DTYPES = "float16 float32 float64 bfloat16 int8 uint8 int16 uint16 int32 int64 bool".split()
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (None, 2), (None, None), None], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_all_types_and_shapes_arrive(dtype, shape):
+    if shape != (None, 2) and dtype not in ("float32", "bfloat16", "bool"):
+        pytest.skip("types and shapes are independent")
+    with user_graph() as index:
+        x = tf.placeholder(tf.float32, shape, "x")
+        with taskgraph(0):
+            h = tf.cast(x * 3, dtype, name="h")
+        with taskgraph(1):
+            tf.cast(tf.identity(h), tf.float32, name="y")
+        whole = index()
+    machine = Ranks(whole, Layout(2, 1), 2)
+    value = np.array([[0, 1], [2, 3], [4, 5]], np.float32)
+    wanted = value * 3 if dtype != "bool" else value != 0
+    for fetched in machine.run(("y:0", "h:0"), {"x:0": value}):
+        np.testing.assert_array_equal(fetched[0], wanted)
+        np.testing.assert_array_equal(fetched[1].astype(np.float32), wanted)
+
+
+def test_what_does_not_travel_is_refused():
+    text = "x = Placeholder() {dtype: string, shape: [?]}  # taskgraph=0\nh = Identity(x)  # taskgraph=0\ny = Identity(h)  # taskgraph=1\nfeeds: x\n"
+    with pytest.raises(ProgramError, match="Tensor 'h' of type string is made in taskgraph 0 and used by node 'y' in taskgraph 1.*strings do not travel"):
+        cloned(text + "targets: y")
+    text = """
+        s = StackV2(size) {elem_type: float}  # taskgraph=0
+        size = Const() {value: 3}
+        h = Identity(s)  # taskgraph=0
+        f = Const() {value: 1.0}
+        y = StackPushV2(h, f)  # taskgraph=1
+        targets: y
+    """
+    try:
+        programs = cloned(text)
+    except ProgramError as error:
+        assert "resource can't leave its process" in str(error)
+    else:
+        assert not any(transfers(p) for p in programs)  # it went where its state is
+
+
+CONTROLS = """
+    a = VarHandleOp() {shape: [], shared_name: a}  # taskgraph=0
+    b = VarHandleOp() {shape: [], shared_name: b}  # taskgraph=1
+    one = Const() {value: 1.0}
+    first = AssignVariableOp(a, one)  # taskgraph=0
+    second = AssignVariableOp(b, one, ^first)  # taskgraph=1
+    third = AssignAddVariableOp(a, one, ^second)  # taskgraph=0
+    targets: third
+"""
+
+
+def test_control_edges_keep_the_order_within_a_rank():
+    first, second = cloned(CONTROLS, parallel=False)
+    assert first.nodes["third"].controls == ("first",) and "second" not in first.nodes
+    assert second.nodes["second"].controls == () and not {"first", "third"} & set(second.nodes)
+    # `second` must run though `third`, which asked for it, is elsewhere.
+    assert "second" in second.targets and not any(transfers(p) for p in (first, second))
+
+
+def test_summaries_show_the_value_of_every_rank():
+    text = TWO.replace("targets: unused, out", "tag = Const() {value: name}\nmean = Mean(out, axes)\naxes = Const() {value: [0, 1]}").replace(
+        "{value: name}", '{value: "name"}'
+    )
+    programs = cloned(text + "\nsummary = ScalarSummary(tag, mean)\nfetches: summary")
+    both_sides(programs)
+    for program in programs:
+        assert "summary" in program.nodes and len(transfers(program, SHARE)) == 1
+
+
+def test_what_belongs_to_no_stage_is_on_every_rank():
+    text = TWO.replace("targets: unused, out", "") + "c = Const() {value: 2.0}\nd = Neg(c)\nu = Mul(h, d)  # taskgraph=0\nv = Mul(out, d)  # taskgraph=1\n"
+    for program in cloned(text + "targets: u, v"):
+        assert {"c", "d"} <= set(program.nodes)
+        assert not [label for label in transfers(program) if label.startswith(("n8", "n9"))]
+
+
+def test_nothing_travels_before_all_have_data():
+    text = DRAWN.replace("x = IteratorGetNext(i) {output_types: [float], output_shapes: [[?, 2]]}", "x = IteratorGetNext(i) {output_types: [float], output_shapes: [[?, 2]]}")
+    text = text.replace("w = VarHandleOp() {shape: [2], shared_name: w}", "w = VarHandleOp() {shape: [2], shared_name: w}  # taskgraph=1")
+    text = text.replace("y = Mul(x, read)", "h = Neg(x)  # taskgraph=0\n    y = Mul(h, read)  # taskgraph=1").replace("rows = Mean(x, zero)", "rows = Mean(h, zero)")
+    programs = cloned(text + "targets: train", last=Guard, m=2)
+    both_sides(programs)
+    for program in programs:
+        assert len(transfers(program)) == 2 and GATE in program.nodes
+        assert all(GATE in n.controls for n in transfers(program).values())
+
+
+def test_groups_are_the_same_list_on_all_ranks():
+    text = TRAIN.replace("w = VarHandleOp() {shape: [2], shared_name: w}", "w = VarHandleOp() {shape: [2], shared_name: w}  # taskgraph=1")
+    text = text.replace("y = Mul(x, read)", "h = Neg(x)  # taskgraph=0\n    y = Mul(h, read)  # taskgraph=1").replace("rows = Mean(x, zero)", "rows = Mean(h, zero)")
+    programs = cloned(text + "feeds: x (divide)\nfetches: loss\ntargets: train", [(0, 1), (2, 3)])
+    both_sides(programs)
+    assert programs[0].groups == ((0, 2), (1, 3), (0, 1), (2, 3))
+
+
+def test_parse_is_given_the_same_program_everywhere():
+    assert list(parse(TWO).nodes)[2:4] == ["read", "h"]

@@ -1,0 +1,75 @@
+"""Random programs in random layouts train as plain TensorFlow does."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.unit.random_programs import Block, Layout, Spec, cases, compare
+
+OPTIONS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+
+@settings(max_examples=15, **OPTIONS)
+@given(cases())
+def test_some(case):
+    compare(*case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@settings(max_examples=300, **OPTIONS)
+@given(cases())
+def test_many(case):
+    compare(*case)
+
+
+def _line(*blocks, **options):
+    """A program of two stages whose blocks are given as (kind, stage, a, b)."""
+    return Spec(2, tuple(Block(*block) for block in blocks), **options)
+
+
+FOUND = {
+    "zero-bubble order with gated gradients, and the fence of a call in a later stage": (
+        _line(("mix", 1, 0, 7), ("cond", 1, 1, 5), ("norm", 1, 0, 1), optimizer="adam", v2=True, extra=(1,), total=False, clip=True, rate=True, collected=False),
+        Layout(2, 1, 4, "ZeroBubbleH2"),
+    ),
+    "a fence of a call and whole replicas": (
+        Spec(
+            3,
+            (Block("cond", 0, 0, 4), Block("lookup_again", 2, 0, 4), Block("like", None), Block("gain", 2, 2, 6), Block("cond", 2, 1, 4)),
+            "adam",
+            resource=False,
+            v2=True,
+            extra=(1,),
+            penalty=True,
+            rows=3,
+            static=True,
+        ),
+        Layout(3, 2, 2, "ZeroBubbleH2"),
+    ),
+    "gates that waited for another rank's later action, by control edges of an inner gradient": (
+        Spec(
+            3,
+            (Block("turned", 0, 1, 2), Block("norm", 1, 0, 2), Block("lookup", 2, 0, 4), Block("mix", 2, 0, 0), Block("mix", 2, 0, 5)),
+            v2=True,
+            extra=(1,),
+            clip=True,
+            penalty=True,
+            rows=1,
+        ),
+        Layout(3, 1, 2, near=False),
+    ),
+    "a long loop, with the counters and stacks of its gradient": (_line(("dense", 0), ("loop", 0), ("dense", 1)), Layout(1, 2, 3)),
+    "a long loop over ranks": (_line(("dense", 0), ("loop", 0), ("dense", 1)), Layout(2, 1, 3, "ZeroBubbleH1")),
+    "a conditional that needs a later stage": (_line(("dense", 0), ("dense", 1), ("cond", 0, 1, 0), ("dense", 1)), Layout(2, 1, 3)),
+    "a loop that needs a later stage": (_line(("dense", 0), ("dense", 1), ("loop", 0, 1, 0), ("dense", 1)), Layout(2, 1, 3)),
+    "reference variables and the powers of Adam": (
+        Spec(3, (Block("cond", 0, 0, 1), Block("norm", 1, 0, 2), Block("loop", 2, 2, 0)), "adam", resource=False, extra=(0, 1, 2)),
+        Layout(3, 1, 1),
+    ),
+}
+"""Programs that once failed, by what was wrong."""
+
+
+@pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
+def test_found_before(case):
+    compare(*case)
