@@ -47,3 +47,10 @@ class Env:
 
     adapters = None
     """The installed TensorFlow adapters (`epl.runtime.adapters.Adapters`), else None."""
+
+    exit_hooks = None
+    """The `epl.runtime.exits.ExitHooks` of a connected job, else None."""
+
+    horovod = None
+    """The `epl.runtime.backend.Backend` once it has started. It stays so until the process ends: MPI can't be started twice, and Gloo
+    finds stale addresses."""

@@ -13,20 +13,19 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 from epl.errors import ProgramError
 from epl.ir import attrs as A
 from epl.ir import op_table
-from epl.ir.program import APPLY, DIVIDE, Feed, Node, Program, Ref
+from epl.ir.program import APPLY, Node, Program, Ref
 from epl.ir.tags import partners
 from epl.passes.assign import state_of
 from epl.passes.base import Pass
 from epl.passes.boundary import Boundary
 from epl.passes.cut import process_groups
+from epl.passes.fed import FedBatches
 from epl.passes.instances import derived_seed, instance_name, tensor_label
 from epl.passes.merge_rules import merge_rule
 from epl.planner.plan import Task
 
 AGGREGATE = "EplAggregate"
 MERGE = "EplMerge"
-FED = "/epl_fed"
-"""Suffix of the placeholder whose value is divided."""
 
 
 class Clone(Pass):
@@ -57,7 +56,7 @@ class Cloner:
         self.instances = [(r, m) for r in range(self.replicas) for m in range(self.batches)]
         self.boundary = Boundary(self) if task.spread else None
         self.first = self.boundary.first if self.boundary else 0
-        self.fed: Dict[str, str] = {}
+        self.fed = FedBatches(self)
         self.batch_reads, self.batch_writes = self._batch_accesses()
 
     def run(self) -> Program:
@@ -65,7 +64,7 @@ class Cloner:
         batches = {f.node: f for f in program.feeds if f.is_batch}
         for node in program.nodes.values():
             if node.name in batches:
-                self._divide(node, batches[node.name].mode)
+                self.fed.divide(node, batches[node.name].mode)
             elif node.name in self.facts.batch:
                 for replica, micro_batch in self.instances_of(node.taskgraph):
                     self._emit(node, replica, micro_batch)
@@ -81,7 +80,7 @@ class Cloner:
             targets.extend(self.all_of(target))
         targets.extend(self._effects())
         fetches = [self._fetch(ref) for ref in program.fetches]
-        feeds = [f._replace(node=self.fed.get(f.node, f.node)) for f in program.feeds]
+        feeds = [f._replace(node=self.fed.placeholder(f.node)) for f in program.feeds]
         nodes = dict(self.nodes)
         nodes.update(self.extra)
         if self.boundary is not None:
@@ -181,47 +180,6 @@ class Cloner:
         if node.op in op_table.VARIABLES or node.op in op_table.SHARED_HANDLES:
             prefix = name[: len(name) - len(node.name)]
             attrs["shared_name"] = A.of_str(prefix + (node.str_attr("shared_name") or node.name))
-
-    def _divide(self, node: Node, mode: str) -> None:
-        """A fed batch is divided evenly, in order, over replicas and micro-batches, or given to each."""
-        instances = self.instances_of(node.taskgraph)
-        dtype = node.attr("dtype")
-        if self.instances == [(0, 0)]:
-            self._emit_plain(node)
-            return
-        self.fed[node.name] = node.name + FED
-        self._emit_plain(node, node.name + FED)
-        axis = node.name + "/epl_axis"
-        split = node.name + "/epl_split"
-        divided = mode == DIVIDE and len(instances) > 1
-        if divided:
-            self._split(node, axis, split, len(instances))
-        for position, (replica, micro_batch) in enumerate(instances):
-            name = instance_name(node.name, replica, micro_batch)
-            self.nodes[name] = Node(
-                name,
-                "Identity",
-                [(split, position) if divided else (node.name + FED, 0)],
-                attrs={"T": dtype},
-                device=self.task.device_of(replica, node.taskgraph),
-                origin=node.name,
-                replica=replica,
-                micro_batch=micro_batch,
-                taskgraph=node.taskgraph,
-            )
-
-    def _split(self, node: Node, axis: str, split: str, parts: int) -> None:
-        self.nodes[axis] = Node(axis, "Const", attrs={"dtype": A.of_type(3), "value": A.of_tensor(0, 3)}, device=self.task.host)
-        self.nodes[split] = Node(
-            split,
-            "Split",
-            [(axis, 0), (node.name + FED, 0)],
-            attrs={"T": node.attr("dtype"), "num_split": A.of_int(parts)},
-            device=self.task.host,
-        )
-
-    def _emit_plain(self, node: Node, name: str = "") -> None:
-        self.nodes[name or node.name] = node.replace(name=name or node.name, device=self.task.host)
 
     # Edges.
 
@@ -393,7 +351,7 @@ class Cloner:
         source, index = ref
         feed = next((f for f in self.program.feeds if f.node == source), None)
         if feed is not None:
-            return self._fed_value(feed)
+            return self.fed.value(feed)
         if self.boundary is None or self.stage_of(source) is None:
             return self.fetched(ref, self.first)
         return self.boundary.fetch(ref)
@@ -412,14 +370,6 @@ class Cloner:
         if collection:
             return self._merge_collected(ref, across, collection)
         return self._name(source, replica, None), index
-
-    def _fed_value(self, feed: Feed) -> Ref:
-        """What is fed, as a tensor of its own: a callable may not fetch a tensor that it feeds."""
-        name = "epl_fed/" + feed.node
-        source = self.fed.get(feed.node, feed.node)
-        dtype = self.program.nodes[feed.node].attr("dtype")
-        self.extra[name] = Node(name, "Identity", [(source, 0)], attrs={"T": dtype}, device=self.task.host)
-        return name, 0
 
     def _merge_collected(self, ref: Ref, across: bool, collection: str) -> Ref:
         """A collected tensor that is the same in all micro-batches (for example of weights alone)."""

@@ -11,9 +11,6 @@ from epl.runtime.ranks import detect_ranks
 from epl.runtime.watchdog import Watchdog
 
 _lock = threading.RLock()
-_hooks: Optional[ExitHooks] = None
-_started: Optional[Backend] = None
-"""Horovod, once started, stays so until the process ends: MPI can't be started twice, and Gloo finds stale addresses."""
 
 
 def connect_job(config: Any) -> Tuple[Optional[Backend], Optional[ControlChannel]]:
@@ -25,7 +22,6 @@ def connect_job(config: Any) -> Tuple[Optional[Backend], Optional[ControlChannel
 
     Raises ClusterError and BackendError that say why the ranks can't connect.
     """
-    global _hooks, _started
     env = Env.get()
     with _lock:
         if env.backend is not None:
@@ -33,9 +29,9 @@ def connect_job(config: Any) -> Tuple[Optional[Backend], Optional[ControlChannel
         ranks = detect_ranks()
         if ranks.size == 1:
             return None, None
-        if _started is None:
-            _started = Backend.connect(ranks, config)
-        control = ControlChannel(_started, config.cluster.stall_timeout)
+        if env.horovod is None:
+            env.horovod = Backend.connect(ranks, config)
+        control = ControlChannel(env.horovod, config.cluster.stall_timeout)
         try:
             control.start()
         except BaseException:
@@ -43,10 +39,10 @@ def connect_job(config: Any) -> Tuple[Optional[Backend], Optional[ControlChannel
             raise
         watchdog = Watchdog(control)
         watchdog.start()
-        _hooks = ExitHooks(control, watchdog, _leave_for_good, _started.forget_exit_handler)
-        _hooks.install()
-        env.backend, env.control = _started, control
-        return _started, control
+        env.exit_hooks = ExitHooks(control, watchdog, _leave_for_good, env.horovod.forget_exit_handler)
+        env.exit_hooks.install()
+        env.backend, env.control = env.horovod, control
+        return env.horovod, control
 
 
 def disconnect_job() -> None:
@@ -55,25 +51,24 @@ def disconnect_job() -> None:
     `connect_job` may follow. Horovod keeps running until the process ends.
     Raises the job's error when another rank fails meanwhile.
     """
-    global _hooks
     env = Env.get()
     with _lock:
         if env.control is None:
             return
         env.control.close()
-        if _hooks is not None:
-            _hooks.remove()
-            _hooks = None
+        if env.exit_hooks is not None:
+            env.exit_hooks.remove()
+            env.exit_hooks = None
         env.backend = env.control = None
 
 
 def _leave_for_good() -> None:
     """At the end of the interpreter: leave the job and stop Horovod."""
-    global _started
+    env = Env.get()
     with _lock:
         disconnect_job()
-        if _started is not None:
+        if env.horovod is not None:
             # All ranks have said goodbye, which is what a barrier before the shutdown is for;
             # unlike a barrier of Horovod's it ends when a rank fails.
-            _started.shutdown(wait=False)
-            _started = None
+            env.horovod.shutdown(wait=False)
+            env.horovod = None
