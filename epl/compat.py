@@ -418,3 +418,9 @@ def all_saveables() -> List[Any]:
     from tensorflow.python.ops import variables
 
     return list(variables._all_saveable_objects())
+
+
+def without_summary(hook: Any) -> Any:
+    """Let a `SummarySaverHook` ask for no summary in this run; returns the tensor of its global step."""
+    hook._request_summary = False
+    return hook._global_step_tensor

@@ -204,6 +204,12 @@ class RankSession:
             self._thread.local = before
 
     @property
+    def ends_step(self) -> bool:
+        """Whether the next run of the training op ends a step; with consecutive runs per step only the last one does."""
+        runs = self.plan.runs_per_step
+        return runs == 1 or runs - 1 in self._position.values()
+
+    @property
     def has_trained(self) -> bool:
         """Whether a program that talks to other ranks was run."""
         return self._steps > 0

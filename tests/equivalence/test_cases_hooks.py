@@ -189,7 +189,6 @@ def judge_summaries(outcome):
         assert [value for _, value in file["values"]] == pytest.approx(VALUES["losses"], rel=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="SummarySaverHook writes in each run of a step, of which the global step knows nothing")
 @cases(summaries, "1x1-m2", "2x1-m2")
 def test_row_50_one_summary_per_step_of_several_runs(outcome):
     for (file,) in outcome.ranks:

@@ -44,6 +44,7 @@ def install(patches: Patches) -> None:
     patches.replace(compat.supervisor_summary_thread(), "run_loop", _supervisor_summaries)
     patches.replace(tf.train.SecondOrStepTimer, "should_trigger_for_step", _should_trigger)
     patches.replace(tf.train.GlobalStepWaiterHook, "before_run", _do_not_wait)
+    patches.replace(tf.train.SummarySaverHook, "before_run", _at_the_end_of_a_step)
     patches.replace(*compat.profiler_hook_writer(), _chief_saves)
     patches.replace(tf.summary.FileWriter, "__init__", _file_writer_init)
 
@@ -194,6 +195,18 @@ def _do_not_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     def before_run(self: Any, run_context: Any) -> Any:
         # All ranks make each step together: waiting for the others' steps would have no end.
         return original(self, run_context) if lockstep.current() is None else None
+
+    return before_run
+
+
+def _at_the_end_of_a_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def before_run(self: Any, run_context: Any) -> Any:
+        ranked = rank_session(run_context.session)
+        if ranked is None or ranked.ends_step:
+            return original(self, run_context)
+        # A step of several runs has one summary, that of its last run.
+        return tf.train.SessionRunArgs({"global_step": compat.without_summary(self)})
 
     return before_run
 
