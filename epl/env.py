@@ -1,6 +1,9 @@
 """The only global state of EPL."""
 
 
+UNKNOWN = object()
+
+
 class Env:
     """Everything that outlives one call: configuration, cluster, strategies, graphs, ranks.
 
@@ -54,3 +57,6 @@ class Env:
     horovod = None
     """The `epl.runtime.backend.Backend` once it has started. It stays so until the process ends: MPI can't be started twice, and Gloo
     finds stale addresses."""
+
+    recorder = UNKNOWN
+    """The `epl.profiler.timeline` that records the training steps, None, or `UNKNOWN` until `EPL_TIMELINE` was looked at."""

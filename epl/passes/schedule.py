@@ -192,7 +192,7 @@ def _gate(
             nodes[gate] = nodes[gate].replace(replica=replica, info={"action": str(action)})
         if gate is not None:
             for node in slot:
-                if _begins(program, node, inside):
+                if _begins(program, node, inside) or _takes(program, node, inside):
                     add_controls(nodes, node.name, [gate])
         pending = _ends(program, task, slot, inside)
 
@@ -202,6 +202,18 @@ def _begins(program: Program, node: Node, inside: Set[str]) -> bool:
     if any(s in inside for s, _ in node.inputs) or any(s in inside for s in node.controls):
         return False
     return node.origin not in program.facts.frames or node.op in op_table.ENTERS
+
+
+def _takes(program: Program, node: Node, inside: Set[str]) -> bool:
+    """Whether a node is given something of another stage.
+
+    It waits for the gate through the nodes before it; but TensorFlow may rearrange a sum, so
+    that what another stage has sent is used before they run.
+    """
+    if node.origin in program.facts.frames and node.op not in op_table.ENTERS:
+        return False
+    sources = [program.nodes[s] for s, _ in node.inputs if s not in inside]
+    return any(s.op in TRANSFERS or (s.micro_batch is not None and s.taskgraph != node.taskgraph) for s in sources)
 
 
 def _ends(program: Program, task: Task, slot: List[Node], inside: Set[str]) -> List[str]:

@@ -4,8 +4,10 @@ import json
 import types
 
 import pytest
+import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import step_stats_pb2
 
+from epl.env import UNKNOWN, Env
 from epl.errors import ConfigError
 from epl.ir.program import APPLY, BACKWARD, FORWARD, Node, Program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
@@ -383,8 +385,7 @@ def executable(part=WHOLE, trains=True, micro_batches=1):
 
 @pytest.fixture
 def recorder(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "_current", None)
-    monkeypatch.setattr(recording, "_looked", False)
+    monkeypatch.setattr(Env.get(), "recorder", UNKNOWN)
     monkeypatch.delenv("EPL_TIMELINE", raising=False)
     monkeypatch.chdir(tmp_path)
     return recording.timeline
@@ -421,7 +422,7 @@ def test_steps_after_a_warm_up_are_recorded(recorder, tmp_path):
     trace = load_trace("out")
     assert trace.steps == [2, 3, 4] and actions_of(trace) == schedule_of(trace).devices
     assert json.loads((tmp_path / "out" / "timeline.json").read_text())["otherData"]["epl_timeline"]["clocks"]
-    assert recording._current is None
+    assert Env.get().recorder is None
 
 
 def test_the_runs_of_a_step(recorder):
@@ -435,7 +436,8 @@ def test_the_runs_of_a_step(recorder):
 
 def test_failed_runs_and_those_that_the_user_traces(recorder, tmp_path):
     recorder("out", steps=3, skip=0)
-    assert run(executable(), fails=True) and not run(executable(), options="the user's") and run(executable())
+    of_user = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+    assert run(executable(), fails=True) and not run(executable(), options=of_user) and run(executable(), options=tf.RunOptions())
     trace = load_trace("out")
     assert trace.steps == [2], "the steps are counted, so that all ranks mean the same ones"
 
@@ -460,14 +462,14 @@ def test_the_environment(recorder, monkeypatch):
     monkeypatch.setenv("EPL_TIMELINE_STEPS", "1")
     monkeypatch.setenv("EPL_TIMELINE_SKIP", "0")
     assert run(executable()) and not run(executable()) and load_trace("out").steps == [0]
-    monkeypatch.setattr(recording, "_looked", False)
+    Env.get().recorder = UNKNOWN
     monkeypatch.setenv("EPL_TIMELINE_SKIP", "few")
     with pytest.raises(ConfigError, match="EPL_TIMELINE_SKIP='few'"):
         run(executable())
 
 
 def test_nothing_is_recorded_by_default(recorder):
-    assert not run(executable()) and recording._current is None and recording._looked
+    assert not run(executable()) and Env.get().recorder is None
 
 
 @pytest.mark.parametrize("options", [{"steps": 0}, {"skip": -1}, {"steps": "3"}])

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from absl import logging
 
+from epl.env import UNKNOWN, Env
 from epl.errors import ConfigError
 from epl.planner.plan import FIRST, LAST, WHOLE, Task
 from epl.profiler.timeline.merge import MERGED, machine, merge_folder, part_name
@@ -88,7 +89,9 @@ class Recorder:
             self._position = 0
         else:
             self._position += 1
-        if self._count < self.skip - 1 or self._count >= self.skip + self.steps or options is not None or metadata is not None:
+        # A monitored session gives empty options, and metadata, to every run: without options there is nothing in them.
+        own = metadata is not None and options is None or options is not None and options.ByteSize() > 0
+        if self._count < self.skip - 1 or self._count >= self.skip + self.steps or own:
             return None
         if not self._cleared:
             self._clear(executable.task)
@@ -117,9 +120,8 @@ class Recorder:
 
     def close(self) -> None:
         """Stop, and write what was recorded."""
-        global _current
-        if _current is self:
-            _current = None
+        if Env.get().recorder is self:
+            Env.get().recorder = None
         self.done = True
         atexit.unregister(self.close)
         runs, self._runs = self._runs, []
@@ -177,31 +179,18 @@ def timeline(directory: str, steps: int = STEPS, skip: int = SKIP) -> Recorder:
       skip: how many steps come before, which are slower than others. At least one is
         advisable: if there is one, the last of them prepares the tracing.
     """
-    global _current, _looked
     recorder = Recorder(directory, steps, skip)
-    _current, _looked = recorder, True
+    Env.get().recorder = recorder
     return recorder
-
-
-_current: Optional[Recorder] = None
-_looked = False
-"""Whether the environment has been looked at."""
 
 
 def next_run(executable: Any, store: Any, options: Any, metadata: Any) -> Optional[TracedRun]:
     """The run to be traced if this is one, else None. Takes no time to speak of when nothing is recorded."""
-    if _current is None and _looked:
-        return None
-    return _next_run(executable, store, options, metadata)
-
-
-def _next_run(executable: Any, store: Any, options: Any, metadata: Any) -> Optional[TracedRun]:
-    global _current, _looked
-    if not _looked:
-        _looked = True
+    env = Env.get()
+    if env.recorder is UNKNOWN:
         folder, numbers = _from_environment(os.environ)
-        _current = Recorder(folder, *numbers) if folder else None
-    return _current.next_run(executable, store, options, metadata) if _current is not None else None
+        env.recorder = Recorder(folder, *numbers) if folder else None
+    return None if env.recorder is None else env.recorder.next_run(executable, store, options, metadata)
 
 
 def _from_environment(environ: Mapping[str, str]) -> Tuple[str, Tuple[int, int]]:
