@@ -1,13 +1,14 @@
 """The annotated graph: taskgraphs, gradients and views on a `tf.Graph`."""
 
 import collections
+import contextlib
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl import compat
 from epl.env import Env
-from epl.errors import AnnotationError
+from epl.errors import AnnotationError, ClusterError
 from epl.ir import attrs as A
 from epl.ir.phase import ModelPhase
 from epl.ir.tags import GradientTag
@@ -180,7 +181,9 @@ class Graph:
             if gradient is None or name is None:
                 continue
             mark_gradient(gradient, GradientTag(call, name, "dense"), A.RAW_GRADIENT)
-        self.lay_out()
+        # A gradient inside the loss comes before the last stages do: what can't be laid out yet is judged when it runs.
+        with contextlib.suppress(ClusterError):
+            self.lay_out()
 
     def record_apply(self, grads_and_vars: Sequence[Tuple[Any, Any]], call: int) -> None:
         """Mark what `apply_gradients` is given; the views list it."""

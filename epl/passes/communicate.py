@@ -86,6 +86,7 @@ class Communicate(Pass):
         for node in found:
             del nodes[node.name]
         numbers: Dict[Optional[int], int] = {}
+        told: List[str] = []
         for node in found:
             taskgraph = node.info.get("taskgraph") if task.spread else None
             label = _transfer_label(node)
@@ -98,8 +99,9 @@ class Communicate(Pass):
             lower = _Lower(build.at(node.device or task.devices[0]), node, collective_name(task.key, label), foldable, ranks, task)
             for index, ref in enumerate(lower.run()):
                 mapping[node.name, index] = ref
+            told.extend(lower.told)
         feeds = program.feeds + (Feed((ANCHOR, 0), ANCHOR),)
-        targets = [mapping[name, 0][0] if (name, 0) in mapping else name for name in program.targets]
+        targets = [mapping[name, 0][0] if (name, 0) in mapping else name for name in program.targets] + told
         return rewire(program.replace(feeds=feeds, targets=targets), nodes, mapping)
 
 
@@ -129,6 +131,8 @@ class _Lower:
         self.dtype = node.info["dtype"]
         self.foldable = foldable
         self.name = name
+        self.told: List[str] = []
+        """What other ranks wait for and nobody uses here."""
 
     def run(self) -> List[Ref]:
         method = {
@@ -218,7 +222,7 @@ class _Lower:
         wire, to = self._wire(), 1 - self.ranks.index(self.rank)
         value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire)
         if self._tells_shape():
-            self._all_to_all(self._called("shape"), self._own_shape(value, wire), DT_INT32, to)
+            self.told.append(self._all_to_all(self._called("shape"), self._own_shape(value, wire), DT_INT32, to)[0])
         self._all_to_all(self.name, self._flat(value, wire), wire, to)
         return [(self.name, 0)]
 

@@ -45,17 +45,30 @@ def slots_of(program: Program, order: List[Node], batch: Container[str], frames:
     for node in order:
         if node.taskgraph is not None and all(furthest.get(end) == node.taskgraph for end in (node.name,) + endings.done(node.name)):
             found[node.name] = "F" if phases[node.name] == FORWARD else "W"
-    for node in reversed(order):
-        if found.get(node.name) == "W" and not _groups(node):
-            for consumer, index in program.consumers.get(node.name, ()):
-                other = program.nodes[consumer]
-                leaves = other.phase == BACKWARD and other.taskgraph is not None and other.taskgraph != node.taskgraph and consumer in batch
-                # TensorFlow groups the gradients of one op: that orders nothing that matters.
-                ordered = index >= 0 or not _groups(other)
-                if ordered and (index >= 0 and leaves or found.get(consumer) == "B"):
+    whole: Set[str] = set()  # loops of which a part leads to what an earlier stage needs
+    while True:
+        before = len(whole)
+        for node in reversed(order):
+            if found.get(node.name) == "W" and not _groups(node):
+                frame = frames.get(node.name)
+                if frame in whole or _leads_on(program, node, found, batch):
                     found[node.name] = "B"
-                    break
-    return found
+                    if frame is not None:
+                        whole.add(frame)
+        if len(whole) == before:
+            return found
+
+
+def _leads_on(program: Program, node: Node, found: Mapping[str, str], batch: Container[str]) -> bool:
+    """Whether an earlier stage, or a node that one needs, waits for a backward node."""
+    for consumer, index in program.consumers.get(node.name, ()):
+        other = program.nodes[consumer]
+        leaves = other.phase == BACKWARD and other.taskgraph is not None and other.taskgraph != node.taskgraph and consumer in batch
+        # TensorFlow groups the gradients of one op: that orders nothing that matters.
+        ordered = index >= 0 or not _groups(other)
+        if ordered and (index >= 0 and leaves or found.get(consumer) == "B"):
+            return True
+    return False
 
 
 def _phases(program: Program, order: List[Node], batch: Container[str], frames: Mapping[str, str]) -> Dict[str, str]:
