@@ -5,7 +5,11 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.harness.parametrize import cases
 
 pytestmark = pytest.mark.ranks
 
@@ -19,24 +23,12 @@ import epl
 case, folder = sys.argv[1:]
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 config = {"cluster.stall_timeout": 8, "pipeline.num_micro_batch": 2}
-if case == "odd_schedule":
-    config["pipeline.strategy"] = "ZeroBubbleV"
 epl.init(epl.Config(config))
 x = tf.placeholder(tf.float32, [None, 4], "x")
 with epl.replicate(1):
     w = tf.get_variable("w", [4, 4], initializer=tf.ones_initializer())
     h = tf.matmul(x, w)
-    text = tf.as_string(h, name="text")
-if case in ("three_stages", "odd_schedule"):
-    with epl.replicate(1):
-        h = tf.tanh(h)
 with epl.replicate(1):
-    if case == "strings":
-        h = h + tf.strings.to_number(text, name="number")
-    if case == "cond":
-        h = tf.cond(tf.reduce_sum(h) > 0, lambda: tf.matmul(h, w), lambda: h)
-    if case == "loop":
-        h = tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, tf.matmul(v, w)), [tf.constant(0), h])[1]
     v = tf.get_variable("v", [4, 1], initializer=tf.ones_initializer())
     loss = tf.reduce_mean(tf.square(tf.matmul(h, v)), name="loss")
 train = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
@@ -57,15 +49,63 @@ print("finished", flush=True)
 """
 
 CASES = {
+    "initialised_on_one": "Variable 'v' was initialised, restored or assigned on rank 0, but not on rank 1",
+    "restored_on_one": "rank 0 waits for agreement 'synchronize'",
+    "evaluated_on_one": "rank 0 waits for agreement 'program'",
+}
+
+REFUSED = {
     "strings": "Tensor 'text' of type string is made in taskgraph 0 and used by node 'number' in taskgraph 1, in another process: strings do not",
     "cond": "Read the variable outside of tf.cond, and use the value inside",
     "loop": "Read the variable outside of tf.while_loop, and use the value inside",
     "three_stages": "one replica of the model needs 3 devices",
     "odd_schedule": "schedule ZeroBubbleV can't divide 3 stages",
-    "initialised_on_one": "Variable 'v' was initialised, restored or assigned on rank 0, but not on rank 1",
-    "restored_on_one": "rank 0 waits for agreement 'synchronize'",
-    "evaluated_on_one": "rank 0 waits for agreement 'program'",
+    "per_device": "pipeline.stages_per_device = 2 needs the schedule Interleaved or ZeroBubbleV",
 }
+OPTIONS = {"odd_schedule": {"pipeline.strategy": "ZeroBubbleV"}, "per_device": {"pipeline.stages_per_device": 2}}
+
+
+def refused(run):
+    """The errors of programs that can't be laid out or cut, one after the other in one job."""
+    import epl
+
+    found = {}
+    for case in REFUSED:
+        with run.program(dict({"pipeline.num_micro_batch": 2}, **OPTIONS.get(case, {})), annotate="none"):
+            try:
+                _build_and_run(epl, case)
+            except epl.errors.EplError as error:
+                found[case] = str(error)
+    return found
+
+
+def _build_and_run(epl, case):
+    x = tf.placeholder(tf.float32, [None, 4], "x")
+    with epl.replicate(1):
+        w = tf.get_variable("w", [4, 4], initializer=tf.ones_initializer())
+        h = tf.matmul(x, w)
+        text = tf.as_string(h, name="text")
+    if case in ("three_stages", "odd_schedule"):
+        with epl.replicate(1):
+            h = tf.tanh(h)
+    with epl.replicate(1):
+        if case == "strings":
+            h = h + tf.strings.to_number(text, name="number")
+        if case == "cond":
+            h = tf.cond(tf.reduce_sum(h) > 0, lambda: tf.matmul(h, w), lambda: h)
+        if case == "loop":
+            h = tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, tf.matmul(v, w)), [tf.constant(0), h])[1]
+        loss = tf.reduce_mean(tf.square(h))
+    train = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
+    with tf.Session() as session:
+        session.run(train, {x: np.ones((4, 4))})
+
+
+@cases(refused, "2x1")
+def test_what_cant_be_cut_is_refused_on_all_ranks(outcome):
+    for rank in outcome.ranks:
+        for case, text in REFUSED.items():
+            assert text in rank.get(case, "it was not refused"), case
 
 
 def run_job(tmp_path, case):
