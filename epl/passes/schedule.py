@@ -45,18 +45,17 @@ def slots_of(program: Program, order: List[Node], batch: Container[str], frames:
     for node in order:
         if node.taskgraph is not None and all(furthest.get(end) == node.taskgraph for end in (node.name,) + endings.done(node.name)):
             found[node.name] = "F" if phases[node.name] == FORWARD else "W"
-    whole: Set[str] = set()  # loops of which a part leads to what an earlier stage needs
     while True:
-        before = len(whole)
         for node in reversed(order):
-            if found.get(node.name) == "W" and not _groups(node):
-                frame = frames.get(node.name)
-                if frame in whole or _leads_on(program, node, found, batch):
-                    found[node.name] = "B"
-                    if frame is not None:
-                        whole.add(frame)
-        if len(whole) == before:
+            if found.get(node.name) == "W" and not _groups(node) and _leads_on(program, node, found, batch):
+                found[node.name] = "B"
+        # A loop runs as a whole, and what ends a branch when the branch does.
+        loops = {frames[name] for name, kind in found.items() if kind == "B" and name in frames}
+        more = [name for name, frame in frames.items() if frame in loops and found.get(name) == "W"]
+        more += [end for name, kind in found.items() if kind == "B" for end in endings.done(name) if found.get(end) == "W"]
+        if not more:
             return found
+        found.update(dict.fromkeys(more, "B"))
 
 
 def _leads_on(program: Program, node: Node, found: Mapping[str, str], batch: Container[str]) -> bool:
