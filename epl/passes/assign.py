@@ -214,9 +214,12 @@ class _Assigner:
 
     def run(self) -> Dict[str, Assigned]:
         # First without the variables that nobody annotated: what uses them says where they belong.
-        self._flow()
-        self._place_variables()
-        self._flow()
+        # One that was placed may tell where what is computed from it, and so another one, belongs.
+        placed = -1
+        while placed < len(self.variables):
+            placed = len(self.variables)
+            self._flow()
+            self._place_variables()
         return {name: self.found[name] for name in self.nodes}
 
     # The flow from inputs to outputs.

@@ -23,7 +23,7 @@ from epl.ir.tags import GradientTag, data_ancestors
 from epl.passes.assign import assign
 from epl.passes.base import Pass
 from epl.passes.schedule import slots_of
-from epl.passes.stages import join_sparse, settle
+from epl.passes.stages import check_mirrors, join_sparse, settle
 from epl.planner.plan import WHOLE, Task
 
 
@@ -114,6 +114,7 @@ class Classify(Pass):
         nodes = {name: _stamp(node, phases[name], taskgraphs[name]) for name, node in program.nodes.items()}
         program = program.replace(nodes=nodes)
         if task.spread:
+            check_mirrors(program, writes)
             program, gradients = join_sparse(program, gradients, batch)
         endings = Endings(program, order, ignored=apply)
         seeds = frozenset(n.int_attr(A.SEED) or 0 for n in order if n.name in batch and n.attr(A.SEED) is not None)

@@ -9,8 +9,9 @@ where they are used. That is not enough for what must happen once per replica:
   to the first stage.
 """
 
-from typing import Container, Dict, List, Optional, Set, Tuple
+from typing import Container, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+from epl.errors import ProgramError
 from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.program import APPLY, BACKWARD, Node, Program, Ref
@@ -107,3 +108,22 @@ def join_sparse(program: Program, gradients: Dict[Ref, GradientTag], batch: Set[
     fetches = [moved.get(ref, ref) for ref in program.fetches]
     changed = program.replace(nodes=nodes, fetches=fetches, shape_of=lambda ref: shape_of(before.get(ref, ref)))
     return changed, {moved.get(ref, ref): tag for ref, tag in gradients.items()}
+
+
+def check_mirrors(program: Program, writes: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a stage that writes a variable which every process has a copy of: the copies would differ.
+
+    Args:
+      program: with taskgraphs. writes: node -> the variables that it writes.
+
+    Raises:
+      ProgramError: names the node and the variable.
+    """
+    for name, variables in writes.items():
+        node = program.nodes.get(name)
+        mirrored = [v for v in variables if v in program.nodes and program.nodes[v].taskgraph is None]
+        if node is not None and node.taskgraph is not None and mirrored:
+            raise ProgramError(
+                "Node '%s' of taskgraph %d writes variable '%s', which belongs to no taskgraph, so that other processes would keep another value. "
+                "Create the variable in the scope of a stage" % (name, node.taskgraph, mirrored[0])
+            )

@@ -76,16 +76,16 @@ def test_batch_that_can_not_be_divided():
 
 TUTORIAL = ROOT / "docs" / "en" / "tutorials" / "pipeline.md"
 LAYOUTS = {
-    "epl-launch --num_workers 2": "2 rank(s) x 1 device(s), 1 replica(s) on 2 device(s) each, 4 micro-batches,",
-    "python": "1 rank(s) x 2 device(s), 1 replica(s) on 2 device(s) each, 4 micro-batches,",
-    "epl-launch --num_workers 4": "4 rank(s) x 1 device(s), 2 replica(s) on 2 device(s) each, 4 micro-batches,",
-    "epl-launch --num_workers 4 --stages 4": "4 rank(s) x 1 device(s), 1 replica(s) on 4 device(s) each, 4 micro-batches,",
-    "epl-launch --num_workers 2 --schedule PreferForward --micro-batches 8": "2 rank(s) x 1 device(s), 1 replica(s) on 2 device(s) each, 8 micro-batches,",
-    "epl-launch --num_workers 2 --schedule ZeroBubbleH1": "2 rank(s) x 1 device(s), 1 replica(s) on 2 device(s) each, 4 micro-batches,",
-    "epl-launch --num_workers 2 --schedule Interleaved --stages 4": "2 rank(s) x 1 device(s), 1 replica(s) on 2 device(s) each, 4 micro-batches,",
-    "epl-launch --num_workers 2 --schedule ZeroBubbleV --stages 4": "2 rank(s) x 1 device(s), 1 replica(s) on 2 device(s) each, 4 micro-batches,",
+    "epl-launch --num_workers 2": (2, 1, 1, 2, 4),
+    "python": (1, 2, 1, 2, 4),
+    "epl-launch --num_workers 4": (4, 1, 2, 2, 4),
+    "epl-launch --num_workers 4 --stages 4": (4, 1, 1, 4, 4),
+    "epl-launch --num_workers 2 --schedule PreferForward --micro-batches 8": (2, 1, 1, 2, 8),
+    "epl-launch --num_workers 2 --schedule ZeroBubbleH1": (2, 1, 1, 2, 4),
+    "epl-launch --num_workers 2 --schedule Interleaved --stages 4": (2, 1, 1, 2, 4),
+    "epl-launch --num_workers 2 --schedule ZeroBubbleV --stages 4": (2, 1, 1, 2, 4),
 }
-"""What the tutorial trains, by command without the name of the script."""
+"""What the tutorial trains, by command without the script: ranks, devices of a rank, replicas, devices of a replica, micro-batches."""
 FAST = ("epl-launch --num_workers 2", "python")
 
 
@@ -122,7 +122,8 @@ def test_tutorial_of_pipelines(variables, command):
     programs = {"python": [sys.executable], "epl-launch": [sys.executable, "-m", "epl.cli.launch"]}
     short = ["--steps", "3"] + (["--layers", "2"] if label in FAST else [])
     output = run(programs[command[0]] + command[1:] + short, **variables)
-    assert_equal_to_plain(output, 3, LAYOUTS[label])
+    layout = "%d rank(s) x %d device(s), %d replica(s) on %d device(s) each, %d micro-batches," % LAYOUTS[label]
+    assert_equal_to_plain(output, 3, layout)
     assert "does not fit this program" not in output  # the schedule is kept
 
 

@@ -24,10 +24,13 @@ def scalar(name, value, **options):
 
 
 def regression(run, optimizer="sgd", rate=None, start=0.0):
-    """y = 3x with the mean square as loss: (x, w, loss, train, step)."""
+    """y = 3x with the mean square as loss: (x, w, loss, train, step). In layouts with two stages the second one has the loss."""
     x = tf.placeholder(tf.float32, [None], "x")
-    w = scalar("w", start)
-    loss = tf.reduce_mean(tf.square(w * x - 3.0 * x))
+    with run.stage(0):
+        w = scalar("w", start)
+        y = w * x
+    with run.stage(1):
+        loss = tf.reduce_mean(tf.square(y - 3.0 * x))
     run.merge(loss)
     step = tf.train.get_or_create_global_step()
     train = OPTIMIZERS[optimizer](RATES[optimizer] if rate is None else rate).minimize(loss, global_step=step)

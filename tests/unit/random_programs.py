@@ -209,10 +209,14 @@ UPDATES = ("GradientDescent/", "Momentum/", "Adam/", "Adagrad/")
 SCHEDULES = ("PreferForward", "PreferBackward", "PreferBackwardOptimizer", "ZeroBubbleH1", "ZeroBubbleH2")
 
 
+@contextlib.contextmanager
 def taskgraph(stage):
+    """What `epl.replicate` does to the nodes of its scope; nothing for None."""
     if stage is None:
-        return contextlib.suppress()
-    return tf.get_default_graph()._attr_scope({"_epl_taskgraph": AttrValue(i=stage)})
+        yield
+        return
+    with tf.get_default_graph()._attr_scope({"_epl_taskgraph": AttrValue(i=stage)}):
+        yield
 
 
 def build(spec, batch):

@@ -29,7 +29,7 @@ def _line(*blocks, **options):
 
 FOUND = {
     "zero-bubble order with gated gradients, and the fence of a call in a later stage": (
-        _line(("mix", 1, 0, 7), ("cond", 1, 1, 5), ("norm", 1, 0, 1), optimizer="adam", v2=True, extra=(1,), total=False, clip=True, rate=True, collected=False),
+        _line(("mix", 1, 0, 7), ("cond", 1, 1, 5), ("norm", 1, 0, 1), optimizer="adam", v2=True, extra=(1,), total=False, clip=True, rate=True),
         Layout(2, 1, 4, "ZeroBubbleH2"),
     ),
     "a fence of a call and whole replicas": (
@@ -60,6 +60,12 @@ FOUND = {
     ),
     "a long loop, with the counters and stacks of its gradient": (_line(("dense", 0), ("loop", 0), ("dense", 1)), Layout(1, 2, 3)),
     "a long loop over ranks": (_line(("dense", 0), ("loop", 0), ("dense", 1)), Layout(2, 1, 3, "ZeroBubbleH1")),
+    "a backward loop whose parts were two actions": (_line(("nested", 1, 0, 3)), Layout(1, 2, 2, "ZeroBubbleH2")),
+    "a table outside of scopes that Adam updates": (_line(("lookup", None, 0, 2), optimizer="adam"), Layout(2)),
+    "the slots of a table outside of scopes": (
+        _line(("lookup", None, 0, 0), ("lookup_again", None), optimizer="adagrad", weight_decay=True, total=False),
+        Layout(2),
+    ),
     "a conditional that needs a later stage": (_line(("dense", 0), ("dense", 1), ("cond", 0, 1, 0), ("dense", 1)), Layout(2, 1, 3)),
     "a loop that needs a later stage": (_line(("dense", 0), ("dense", 1), ("loop", 0, 1, 0), ("dense", 1)), Layout(2, 1, 3)),
     "reference variables and the powers of Adam": (

@@ -21,15 +21,19 @@ GRADIENT = """
     t{0} = TanhGrad(z{0}, {2})  # backward=1 taskgraph={0}
     v{0} = Mul({1}, t{0})  # backward=1 taskgraph={0}
     g{0} = Mean(v{0}, zero)  # backward=1 raw=1/w{0} taskgraph={0}
-    d{0} = Mul(t{0}, read{0})  # backward=1 taskgraph={0}
     train{0} = ResourceApplyGradientDescent(w{0}, rate, g{0})
 """
+EARLIER = "d{0} = Mul(t{0}, read{0})  # backward=1 taskgraph={0}"
+"""The gradient that the stage before is given."""
 
 
 def pipeline(stages):
     """Training of y = tanh(x * w0) and so on; the names of the first letter are told by `SLOTS`."""
     forward = [STAGE.format(i, "z%d" % (i - 1) if i else "x") for i in range(stages)]
-    backward = [GRADIENT.format(i, "z%d" % (i - 1) if i else "x", "d%d" % (i + 1) if i < stages - 1 else "one") for i in reversed(range(stages))]
+    backward = []
+    for i in reversed(range(stages)):
+        backward.append(GRADIENT.format(i, "z%d" % (i - 1) if i else "x", "d%d" % (i + 1) if i < stages - 1 else "one"))
+        backward.append(EARLIER.format(i) if i else "")
     return "\n".join(
         ["x = Placeholder() {shape: [?, 2]}  # taskgraph=0", "zero = Const() {value: 0}", "rate = Const() {value: 0.1}"]
         + forward
@@ -62,8 +66,6 @@ def actions_of(program, stage, split):
         kind = SLOTS.get(node.origin[:-1]) if node.origin[-1:].isdigit() else None
         if kind is None or node.op in TRANSFERS or node.op.startswith("Epl") or node.micro_batch is None:
             continue
-        if kind == "B" and stage == 0 and node.origin == "d0":
-            continue  # nobody uses it
         # What the first stage computes backward, no earlier one waits for.
         kind = "W" if kind == "B" and stage == 0 else kind
         found.setdefault((kind if split or kind == "F" else "B", node.micro_batch), set()).add(node.name)
@@ -84,6 +86,7 @@ def test_each_action_waits_for_the_one_before(name, stages):
                 ends = {n for n in earlier if not any(c in earlier for c, _ in program.consumers.get(n, ()))}
                 for name_of in later:
                     node = program.nodes[name_of]
+                    # What waits for the rest of its own action waits for the gate with it.
                     if not any(s in later for s in [s for s, _ in node.inputs] + list(node.controls)):
                         assert ends <= program.ancestors([name_of]).keys(), "stage %d, m %d: %s does not wait for %s" % (stage, m, name_of, ends)
 
