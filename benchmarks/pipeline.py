@@ -90,7 +90,6 @@ def transfer(arguments):
 
 def boundary(arguments):
     """The same bytes over a boundary of two stages that compute nothing."""
-    import numpy as np
     import tensorflow.compat.v1 as tf
 
     tf.disable_v2_behavior()
@@ -156,9 +155,7 @@ def schedules(arguments):
 def transfers(arguments):
     print("%12s %14s %14s %8s" % ("bytes", "all-to-all ms", "boundary ms", "ratio"))
     for size in (4096, 1 << 20, 1 << 24):
-        pairs = [
-            (start(2, arguments, bytes=size, does="transfer")[0], start(2, arguments, bytes=size, does="boundary")[0]) for _ in range(arguments.rounds)
-        ]
+        pairs = [[start(2, arguments, bytes=size, does=what)[0] for what in ("transfer", "boundary")] for _ in range(arguments.rounds)]
         ratio = statistics.median(b / a for a, b in pairs)
         raw, ours = (statistics.median(column) for column in zip(*pairs))
         print("%12d %14.2f %14.2f %8.2f" % (size, raw, ours, ratio), flush=True)
