@@ -43,6 +43,8 @@ def slots_of(program: Program, order: List[Node], batch: Container[str], frames:
     furthest = _furthest(order, phases, frames)
     found: Dict[str, str] = {}
     for node in order:
+        if op_table.draws(program, node):
+            continue  # all batches of a step are drawn first: the ranks agree that there is data for all
         if node.taskgraph is not None and all(furthest.get(end) == node.taskgraph for end in (node.name,) + endings.done(node.name)):
             found[node.name] = "F" if phases[node.name] == FORWARD else "W"
     while True:

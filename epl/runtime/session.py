@@ -15,6 +15,7 @@ from epl.ir.graph import Graph
 from epl.ir.program import EACH, SAME, Program
 from epl.passes.agree import GATE
 from epl.passes.communicate import ANCHOR, ended_program
+from epl.passes.mirrors import with_mirrors
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
 from epl.profiler.timeline.record import next_run
@@ -39,6 +40,7 @@ class RankSession:
         self._plan: Optional[Plan] = None
         self._store: Optional[Store] = None
         self._config = config
+        self._mirrored: Optional[Tuple[Program, Program]] = None
         self._calls: Dict[Any, Call] = {}
         self._position: Dict[Tuple[int, ...], int] = {}
         self._dirty: Dict[str, None] = {}
@@ -287,7 +289,7 @@ class RankSession:
             if variables:
                 task = self._task()
                 name = "sync" + hashlib.sha1("|".join(variables).encode()).hexdigest()[:10]
-                program = self._bound(sync_program(self._index.whole(), variables, dataclasses.replace(task, key=name)))
+                program = self._bound(sync_program(self._whole(), variables, dataclasses.replace(task, key=name)))
                 if program.targets:
                     loaded = self.store.load(program, name)
                     control = Env.get().control
@@ -302,6 +304,15 @@ class RankSession:
             self._synchronized = True
 
     # Compiling.
+
+    def _whole(self) -> Program:
+        """The user's graph, as it is divided among processes."""
+        whole = self._index.whole()
+        if self.plan.places:
+            if self._mirrored is None or self._mirrored[0] is not whole:
+                self._mirrored = (whole, with_mirrors(whole))
+            return self._mirrored[1]
+        return whole
 
     def _ready(self, call: Call, part: str, arrays: Sequence[np.ndarray]) -> Ready:
         if call.traits.parallel:
@@ -325,7 +336,7 @@ class RankSession:
         return ready
 
     def _compile(self, call: Call, part: str, modes: Tuple[str, ...]) -> Ready:
-        whole = self._index.whole()
+        whole = self._whole()
         signature = Signature(call.fetches, tuple(s.name for s in call.feeds), modes)
         if self.plan.ranks > 1 and (call.traits.parallel or self.plan.places):
             self._connect()
