@@ -122,7 +122,9 @@ def compile_program(
     # A process of a later stage draws nothing, but ends with the others.
     draws = any(op_table.draws(program, n) for n in program.nodes.values()) or bool(program.groups and program.facts.draws)
     collective = any(k.startswith("Horovod") for k in kinds) or bool(program.groups)
-    variables = frozenset(n.origin for n in program.nodes.values() if n.op in op_table.VARIABLES and n.origin)
+    # Of a program with stages elsewhere, those of all processes: what they have written is compared.
+    known = closure.nodes if task.spread else program.nodes
+    variables = frozenset(n.origin for n in known.values() if n.op in op_table.VARIABLES and n.origin)
     return Executable(program, task, lines, written, variables, collective, draws, "RestoreV2" in kinds)
 
 
