@@ -228,7 +228,8 @@ def describe(graph: Any, nodes: Sequence[str] = ()) -> Dict[str, Any]:
     from epl.env import Env
     from epl.errors import ProgramError
     from epl.ir.graph import Graph
-    from epl.passes.assign import check_cuttable, explain
+    from epl.passes.assign import check_cuttable
+    from epl.passes.mirrors import with_mirrors
     from epl.runtime.graph_index import GraphIndex
     from epl.runtime.planning import make_plan
 
@@ -245,19 +246,30 @@ def describe(graph: Any, nodes: Sequence[str] = ()) -> Dict[str, Any]:
         "replicas": plan.replicas,
         "micro_batches": plan.micro_batches,
     }
-    report.update(_by_taskgraph(annotated, whole))
+    divided = with_mirrors(whole) if plan.places else whole
+    report.update(_by_taskgraph(annotated, divided))
     report["refused"] = None
     report["why"] = {}
     if whole.assignment is None:
         only = "Node '%s' belongs to taskgraph 0: the graph has no other"
         report["why"] = {asked: only % name for asked, name in names.items()}
         return report
-    report["why"] = {asked: explain(whole, whole.assignment, name) for asked, name in names.items()}
+    assert divided.assignment is not None
+    report["why"] = {asked: _why(whole, divided, name) for asked, name in names.items()}
     try:
         check_cuttable(whole, whole.assignment)
     except ProgramError as error:
         report["refused"] = str(error)
     return report
+
+
+def _why(whole: Any, divided: Any, name: str) -> str:
+    from epl.passes.assign import explain
+
+    text = explain(whole, whole.assignment, name)
+    if whole.assignment[name].taskgraph is not None and divided.assignment[name].taskgraph is None:
+        text += ". As only constants go into it, every process keeps its own"
+    return text
 
 
 def _node(whole: Any, asked: str) -> str:
