@@ -13,7 +13,7 @@ from epl.ir import attrs as A
 from epl.ir.phase import ModelPhase
 from epl.ir.tags import GradientTag
 from epl.ir.taskgraph import Taskgraph
-from epl.planner.schedules import chunks_of_stages
+from epl.planner.schedules import ScheduleError, chunks_of_stages
 
 PipelineConfig = collections.namedtuple("PipelineConfig", "num_stages num_micro_batch strategy")
 
@@ -182,7 +182,7 @@ class Graph:
                 continue
             mark_gradient(gradient, GradientTag(call, name, "dense"), A.RAW_GRADIENT)
         # A gradient inside the loss comes before the last stages do: what can't be laid out yet is judged when it runs.
-        with contextlib.suppress(ClusterError):
+        with contextlib.suppress(ClusterError, ScheduleError):
             self.lay_out()
 
     def record_apply(self, grads_and_vars: Sequence[Tuple[Any, Any]], call: int) -> None:

@@ -89,12 +89,14 @@ class Agree(Pass):
         if task.spread and found is not None:
             sizes = _all_sizes(task, build, summed)
         if not ends:  # what is fed does not end
-            return program.replace(nodes=nodes, agreement=Agreement(None, sizes, local, total, length))
+            # A stage without variables or weights has no use for it, but the others wait for each process.
+            targets = program.targets + ((total[0],) if total is not None else ())
+            return program.replace(nodes=nodes, targets=targets, agreement=Agreement(None, sizes, local, total, length))
         present = build.element(FLAG + "/present", summed, 0, DT_FLOAT)
         everybody = build.const(FLAG + "/everybody", float(ranks), DT_FLOAT)
         complete = build.op("GreaterEqual", FLAG + "/complete", [present, everybody], T=A.of_type(DT_FLOAT))
         build.op("Assert", GATE, [complete, present], T=A.AttrValue(list=A.AttrValue.ListValue(type=[DT_FLOAT])), summarize=A.of_int(1))
-        return program.replace(nodes=nodes, agreement=Agreement(GATE, sizes, local, total, length))
+        return program.replace(nodes=nodes, targets=program.targets + (GATE,), agreement=Agreement(GATE, sizes, local, total, length))
 
 
 def _sizes(program: Program, task: Task, build: Builder, found: Ref) -> Dict[Tuple[int, int], Ref]:

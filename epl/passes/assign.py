@@ -205,7 +205,8 @@ class _Assigner:
         self.position = {name: i for i, name in enumerate(program.nodes)}
         order = program.topological()
         self.units = Units(program, order)
-        self.apart = housekeeping(program, order)
+        # A conditional that asks whether a variable is initialised makes another one's initial value.
+        self.apart = housekeeping(program, order) - self.units.of.keys()
         self.late = after_gradients(program)
         self.states = {name: handle_source(program, node) for name, node in self.nodes.items()}
         self.order = self.units.in_order(self._before)

@@ -142,7 +142,7 @@ def schedule_of(task: Task) -> Optional[Schedule]:
     stages = len(task.stages[0]) if task.stages else 1
     if not task.parallel or stages == 1 or task.micro_batches == 1:
         return None
-    return make_schedule(task.plan.schedule, stages, task.micro_batches, task.plan.pipeline_devices or None)
+    return make_schedule(task.plan.schedule, stages, task.micro_batches, task.plan.pipeline_devices or stages)
 
 
 class Scheduling(Pass):

@@ -27,7 +27,7 @@ def make_plan(graph: Any) -> Plan:
     whole = [sum(set(row) == {rank} for row in rows) for rank in range(cluster.worker_num)]
     spread = bool(rows) and (sum(whole) < len(rows) or len(set(whole)) > 1)
     if rows:
-        make_schedule(config.pipeline.strategy, stages, config.pipeline.num_micro_batch, per_replica if per_replica < stages else None)
+        make_schedule(config.pipeline.strategy, stages, config.pipeline.num_micro_batch, per_replica)
     return Plan(
         ranks=cluster.worker_num,
         devices_per_rank=0 if spread else whole[0] if rows else cluster.gpu_num_per_worker,

@@ -3,19 +3,21 @@
 import numpy as np
 import pytest
 
-from tests.harness import data, results
+from tests.harness import data, results, stage_cover
 from tests.harness.cover import AXES, full_matrix, pairwise_cover
 from tests.harness.layouts import Layout
 from tests.harness.models import MODELS
 from tests.harness.optimizers import OPTIMIZERS
 from tests.harness.pool import CaseFailed, Pool, request
 from tests.harness.runner import close, run_case
+from tests.harness.staged import STAGED
 from tests.harness.towers import run_towers
 
+STAGED_LAYOUTS = [Layout.parse(name) for name in ("2x1-s2-m4", "1x2-s4v2", "4x1-s2-m2", "2x2-s4", "2x2-s2", "1x4-s2-m2", "2x3-s2-m2")]
 LAYOUTS = [Layout.parse(spread + micro) for spread in AXES["spread"] for micro in AXES["micro"]]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", LAYOUTS + STAGED_LAYOUTS, ids=lambda layout: layout.name)
 def test_layout_uses_every_batch_once(layout):
     used = [number for run in range(layout.runs) for rank in range(layout.ranks) for number in layout.batches_of(rank, run)]
     assert sorted(used) == list(range(layout.batches))
@@ -33,6 +35,28 @@ def test_layout_keeps_replica_then_micro_batch_order():
 def test_layout_rejects_other_names():
     with pytest.raises(ValueError, match="RANKSxDEVICES"):
         Layout.parse("2x")
+    with pytest.raises(ValueError, match="do not fit"):
+        Layout.parse("3x1-s2")
+
+
+def test_layout_of_stages():
+    layout = Layout.parse("4x1-s2-m2")
+    assert layout.replicas == 2 and layout.runs == 1
+    assert [layout.batches_of(rank) for rank in range(4)] == [[0, 1], [], [2, 3], []]
+    assert [layout.seen_by(rank) for rank in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    across = Layout.parse("2x3-s2")
+    assert [across.batches_of(rank) for rank in range(2)] == [[0, 1], [2]]
+    assert [across.seen_by(rank) for rank in range(2)] == [[0], [2]]
+    assert Layout.parse("2x1-s4v2").replicas == 1
+
+
+def test_few_cases_of_stages_meet_most_values():
+    cases = stage_cover.few()
+    assert len(set(cases)) == len(cases) == stage_cover.FEW and cases == stage_cover.few()
+    assert {case.model for case in cases} == set(STAGED) and {case.schedule for case in cases} == set(stage_cover.SCHEDULES)
+    assert {case.optimizer for case in cases} == set(OPTIMIZERS)
+    assert len({case.layout._replace(m=1) for case in cases}) >= len(stage_cover.SPREADS)
+    assert 2000 < len(list(stage_cover.full_matrix())) < 5000
 
 
 def test_local_part_and_stream():

@@ -163,7 +163,7 @@ def _shape(task: Task) -> Dict[str, Any]:
 
     schedule = schedule_of(task)
     stages = len(task.stages[0]) if task.stages else 1
-    name, devices = (schedule.name, task.plan.pipeline_devices) if schedule else ("PreferForward", 0)
+    name, devices = (schedule.name, len(schedule.devices)) if schedule else ("PreferForward", 0)
     return {"schedule": name, "stages": stages, "micro_batches": task.plan.micro_batches, "devices": devices, "ordered": schedule is not None}
 
 
