@@ -181,7 +181,7 @@ class Graph:
             if gradient is None or name is None:
                 continue
             mark_gradient(gradient, GradientTag(call, name, "dense"), A.RAW_GRADIENT)
-        # A gradient inside the loss comes before the last stages do: what can't be laid out yet is judged when it runs.
+        # A gradient inside the loss comes before the last stages do: what can't be laid out yet is judged when it is applied.
         with contextlib.suppress(ClusterError, ScheduleError):
             self.lay_out()
 
@@ -193,6 +193,8 @@ class Graph:
                 continue
             mark_gradient(gradient, GradientTag(call, name, "dense"), A.APPLY_GRADIENT)
             self._gradients.setdefault(name, (gradient, variable))
+        if self._taskgraphs:
+            self.lay_out()
 
     @property
     def gradients(self) -> List[Any]:
