@@ -51,6 +51,9 @@ class Env:
     adapters = None
     """The installed TensorFlow adapters (`epl.runtime.adapters.Adapters`), else None."""
 
+    training_sessions = 0
+    """Monitored sessions that several ranks have trained in, in this process."""
+
     exit_hooks = None
     """The `epl.runtime.exits.ExitHooks` of a connected job, else None."""
 

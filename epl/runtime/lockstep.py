@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional
 import tensorflow.compat.v1 as tf
 
 from epl import compat
+from epl.env import Env
 from epl.ir.graph import Graph
 from epl.runtime import chief
 from epl.runtime.adapters.sessions import rank_session
@@ -20,7 +21,6 @@ _LONGEST_PAUSE = 10.0
 _MOST_QUIET_CALLS = 1000
 _UNUSED = 1 << 30
 
-_count = 0
 _current = threading.local()
 
 
@@ -86,9 +86,9 @@ class Together(tf.train.SessionRunHook):
     """The last hook of a session whose graph is trained by several ranks."""
 
     def __init__(self) -> None:
-        global _count
-        _count += 1
-        self._number = _count
+        env = Env.get()
+        env.training_sessions += 1
+        self._number = env.training_sessions
         self._timers: Dict[int, SharedTimer] = {}
         self._session: Any = None
         self._coordinator: Any = None

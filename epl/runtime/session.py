@@ -40,6 +40,7 @@ class RankSession:
         self._plan: Optional[Plan] = None
         self._store: Optional[Store] = None
         self._config = config
+        self._shares = 1
         self._mirrored: Optional[Tuple[Program, Program]] = None
         self._calls: Dict[Any, Call] = {}
         self._position: Dict[Tuple[int, ...], int] = {}
@@ -61,6 +62,7 @@ class RankSession:
     def plan(self) -> Plan:
         if self._plan is None:
             self._plan = make_plan(self.epl_graph)
+            self._shares = self._first_stages(self._plan)
             Env.get().pipelined |= bool(self._plan.places)
         return self._plan
 
@@ -72,11 +74,10 @@ class RankSession:
         """Whether what one rank or replica writes outside training concerns others."""
         return self.plan.replicas > 1 or bool(self.plan.places)
 
-    @property
-    def _first_stages(self) -> int:
+    def _first_stages(self, plan: Plan) -> int:
         """The replicas over whose first stages a batch that is fed here is divided."""
         rank = Env.get().cluster.worker_index
-        return max(1, sum(row[0] == rank for row in self.plan.places)) if self.plan.places else self.plan.devices_per_rank
+        return max(1, sum(row[0] == rank for row in plan.places)) if plan.places else plan.devices_per_rank
 
     @property
     def store(self) -> Store:
@@ -317,7 +318,7 @@ class RankSession:
     def _ready(self, call: Call, part: str, arrays: Sequence[np.ndarray]) -> Ready:
         if call.traits.parallel:
             plan = self.plan
-            parts = self._first_stages * (plan.batches_per_run if call.traits.trains else 1)
+            parts = self._shares * (plan.batches_per_run if call.traits.trains else 1)
             modes = modes_of(call.feeds, arrays, parts)
         elif self.plan.places:
             # What is fed where the first stage is holds for the whole replica.
