@@ -41,7 +41,8 @@ def train(arguments):
     }
     epl.init(epl.Config(config))
     x = tf.placeholder(tf.float32, [None, arguments.width], name="x")
-    h = x
+    # A variable before the first layer: without it the first stage has one product less in its backward part.
+    h = x * tf.get_variable("scale", [arguments.width], initializer=tf.ones_initializer())
     stages = arguments.stages
     for stage in range(stages):
         with epl.replicate(1) if arguments.staged else tf.name_scope("stage"):

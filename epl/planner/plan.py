@@ -9,6 +9,28 @@ WHOLE, FIRST, MIDDLE, LAST = "whole", "first", "middle", "last"
 """Parts of a training step: all of it in one run, or one of several consecutive runs."""
 
 
+class _Index:
+    """What is asked of the places of a plan for each gradient and transfer: found in one pass over the replicas.
+
+    Attributes:
+      members: replica -> the processes that hold stages of it.
+      of_rank: process -> the replicas of which it holds a part.
+      first: process -> the replica whose values it sees.
+      seen: the replicas whose values some process sees.
+      columns: taskgraph -> the processes that hold it.
+    """
+
+    def __init__(self, places: Tuple[Tuple[int, ...], ...]):
+        self.members = tuple(tuple(sorted(set(row))) for row in places)
+        self.of_rank: Dict[int, List[int]] = {}
+        for replica, ranks in enumerate(self.members):
+            for rank in ranks:
+                self.of_rank.setdefault(rank, []).append(replica)
+        self.first = {rank: min(replicas, key=lambda g: (len(self.members[g]), g)) for rank, replicas in self.of_rank.items()}
+        self.seen = frozenset(self.first.values())
+        self.columns = tuple(tuple(sorted(set(column))) for column in zip(*places))
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """How one annotated graph is laid out over the job.
@@ -47,33 +69,38 @@ class Plan:
     places: Tuple[Tuple[int, ...], ...] = ()
     pipeline_devices: int = 0
 
+    _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)
+
     @property
     def replicas(self) -> int:
         """Replicas of the model in the whole job."""
         return len(self.places) or self.ranks * self.devices_per_rank
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_index", _Index(self.places))
+
     def members(self, replica: int) -> Tuple[int, ...]:
         """The processes that hold stages of a replica."""
-        return tuple(sorted(set(self.places[replica])))
+        return self._index.members[replica]
 
     def holders(self, taskgraph: Optional[int]) -> Tuple[int, ...]:
         """The processes that hold a taskgraph of any replica; all of them for what belongs to none."""
         if taskgraph is None or not self.places:
             return tuple(range(self.ranks))
-        return tuple(sorted({row[taskgraph] for row in self.places}))
+        return self._index.columns[taskgraph]
 
     def first_replica(self, rank: int) -> int:
         """The replica whose values a process sees: one that it holds as a whole if there is any."""
-        return min((g for g, row in enumerate(self.places) if rank in row), key=lambda g: (len(self.members(g)), g))
+        return self._index.first[rank]
 
     def is_seen(self, replica: int) -> bool:
         """Whether some process sees the values of a replica."""
-        return any(self.first_replica(rank) == replica for rank in self.members(replica))
+        return replica in self._index.seen
 
     def held(self, rank: int) -> Tuple[int, ...]:
         """The replicas of which a process holds a part: first the one whose values it sees, then those that others see."""
-        first = self.first_replica(rank)
-        return tuple(sorted((g for g, row in enumerate(self.places) if rank in row), key=lambda g: (g != first, not self.is_seen(g), g)))
+        first = self._index.first[rank]
+        return tuple(sorted(self._index.of_rank[rank], key=lambda g: (g != first, not self.is_seen(g), g)))
 
     @property
     def runs_per_step(self) -> int:
@@ -86,7 +113,7 @@ class Plan:
         return self.micro_batches if self.accumulate_in_run else 1
 
     def to_json(self) -> Dict[str, Any]:
-        return dict(dataclasses.asdict(self), places=[list(row) for row in self.places])
+        return dict({f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}, places=[list(row) for row in self.places])
 
     @classmethod
     def from_json(cls, data: Dict[str, Any]) -> "Plan":
