@@ -12,7 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.cli.main import main
-from epl.planner.schedules import make_schedule, simulate
+from epl.planner.schedules import NAMES, make_schedule, simulate
 from tests.harness.context import variables
 from tests.harness.pool import request
 from tests.unit.test_timeline import trace_of
@@ -27,16 +27,19 @@ def dense(x, seed, activation=tf.nn.relu):
 
 
 def trained(run, schedule, folder):
-    """Five steps of two stages that are heavy enough to be seen; in `folder` the timeline of the third and the fourth."""
+    """Five steps of stages that are heavy enough to be seen; in `folder` the timeline of the third and the fourth."""
     import epl
     from epl.profiler import timeline
 
     with run.program({"pipeline.strategy": schedule, "pipeline.num_micro_batch": BATCHES}, annotate="none"):
         x, y = (tf.placeholder(tf.float32, [None, SIZE]) for _ in range(2))
-        with epl.replicate(1):
-            h = dense(dense(x, 1), 2)
-        with epl.replicate(1):
-            loss = tf.reduce_mean(tf.square(dense(dense(h, 3), 4, None) - y))
+        h = x
+        for stage in range(run.layout.stages):
+            with epl.replicate(1):
+                for layer in range(4 // run.layout.stages):
+                    h = dense(h, 1 + stage + 10 * layer)
+                if stage == run.layout.stages - 1:
+                    loss = tf.reduce_mean(tf.square(h - y))
         step = tf.train.get_or_create_global_step()
         train = tf.train.AdamOptimizer(0.01).minimize(loss, global_step=step)
         if folder:
@@ -52,7 +55,7 @@ def places(events):
 
 def recorded(run, schedule):
     """What the timeline says, and how results with and without one differ."""
-    from epl.profiler.timeline import actions_of, load_trace, measured, predicted, schedule_of
+    from epl.profiler.timeline import actions_of, expected_of, load_trace, measured, predicted
     from epl.profiler.timeline.measure import rows_of
     from epl.profiler.timeline.trace import BUBBLE, OPTIMIZER, TRANSFER
 
@@ -65,7 +68,7 @@ def recorded(run, schedule):
     return {
         "same": plain[0] == with_timeline[0] and all(np.array_equal(plain[1][name], value) for name, value in with_timeline[1].items()),
         "steps": trace.steps,
-        "expected": [[str(a) for a in row] for row in schedule_of(trace).devices],
+        "expected": [[str(a) for a in row] for row in expected_of(trace)],
         "orders": [[[str(a) for a in row] for row in actions_of(trace, step)] for step in trace.steps],
         "overlaps": sum(b.start < a.end for step in rows for row in step for a, b in zip(row, row[1:])),
         "actions": [places(row) for row in rows[0]],
@@ -76,24 +79,30 @@ def recorded(run, schedule):
     }
 
 
-LAYOUTS = ("2x1-m4run", "1x2-m4run")
-SCHEDULES = ("PreferForward", "PreferBackward")
+LAYOUTS = ("2x1-s2-m4", "1x2-s2-m4")
+CHUNKED = ("Interleaved", "ZeroBubbleV")
 
 
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        pytest.param(request(recorded, layout, schedule=schedule, timeout=180), id="%s %s" % (layout, schedule))
-        for layout in LAYOUTS
-        for schedule in SCHEDULES
-    ],
-    indirect=True,
-)
-def test_the_measured_order_is_that_of_the_schedule(outcome):
+def schedules(*pairs):
+    """Parameters for the recorded timelines of (layout, schedule)."""
+    params = [pytest.param(request(recorded, layout, schedule=schedule, timeout=180), id="%s %s" % (layout, schedule)) for layout, schedule in pairs]
+    return pytest.mark.parametrize("outcome", params, indirect=True)
+
+
+def is_as_planned(found):
+    return found["same"] and found["steps"] == [2, 3] and found["orders"] == [found["expected"]] * 2 and found["overlaps"] == 0
+
+
+@schedules(*[("2x1-s2-m4", name) for name in NAMES if name not in CHUNKED], *[("2x1-s4v2-m4", name) for name in CHUNKED])
+def test_ranks_keep_the_order_of_each_schedule(outcome):
     for found in outcome.ranks:
-        assert found["same"], "recording changes results"
-        assert found["steps"] == [2, 3] and found["orders"] == [found["expected"]] * 2
-        assert found["overlaps"] == 0
+        assert is_as_planned(found), found
+
+
+@schedules(*[(layout, "PreferBackward") for layout in LAYOUTS])
+def test_a_timeline_has_all_that_devices_did(outcome):
+    for found in outcome.ranks:
+        assert is_as_planned(found), found
         assert all(0 < share < 1 for share in found["shares"])
         places = ["rank 0 CPU:0", "rank 1 CPU:0"] if len(outcome.ranks) == 2 else ["rank 0 CPU:0", "rank 0 CPU:1"]
         assert found["actions"] == [[place] for place in places]
