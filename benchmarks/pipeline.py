@@ -1,11 +1,14 @@
-"""A pipeline of two stages on two ranks, one thread each, against one rank that holds both.
+"""A pipeline of stages on ranks, one thread each, against one rank that holds all of them.
 
-    python benchmarks/pipeline.py speed       # throughput against the ideal 2 M / (M + 1) of one rank
-    python benchmarks/pipeline.py schedules   # step time, bubble and memory of the schedules
+    python benchmarks/pipeline.py speed       # throughput against the ideal p M / (M + p - 1) of one rank
+    python benchmarks/pipeline.py schedules   # step time and bubbles of the schedules, from timelines
+    python benchmarks/pipeline.py memory      # what activations take under each schedule
     python benchmarks/pipeline.py transfer    # bytes per second against raw Horovod all-to-all
 
-The script starts itself. Both sides of a comparison run in turn, several rounds, and the
-median of the ratios is printed.
+`--work matmul` computes on the rank's core. `--work sleep` waits instead, as a process does
+whose accelerator is busy: it shows what the runtime adds where Horovod's thread has a core
+of its own. The script starts itself. Both sides of a comparison run in turn, several
+rounds, and the median of the ratios is printed.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -22,8 +26,48 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
 
+def matmul_layer(h, name, arguments):
+    """A square layer: three products of the same size a micro-batch, one forward and two backward."""
+    import tensorflow.compat.v1 as tf
+
+    w = tf.get_variable(name, [arguments.width, arguments.width], initializer=tf.random_normal_initializer(stddev=0.02, seed=1))
+    return tf.tanh(tf.matmul(h, w))
+
+
+def sleep_layer(h, name, arguments):
+    """Waits a third of its time forward, a third for the gradient of its input, a third for that of its weight."""
+    import tensorflow.compat.v1 as tf
+
+    seconds = 1e-3 * arguments.sleep * arguments.stages / arguments.layers / 3.0
+
+    def wait(value):
+        time.sleep(seconds)
+        return value
+
+    def waited(value):
+        result = tf.py_func(wait, [value], tf.float32)
+        result.set_shape(value.shape)
+        return result
+
+    @tf.custom_gradient
+    def layer(h, w):
+        return waited(h * w), lambda upstream: (waited(upstream * w), waited(tf.reduce_sum(upstream * h, 0)))
+
+    return layer(h, tf.identity(tf.get_variable(name, [arguments.width], initializer=tf.ones_initializer())))
+
+
+def activation_layer(h, name, arguments):
+    """Keeps one tensor of the size of its input, with next to no weights."""
+    import tensorflow.compat.v1 as tf
+
+    return tf.tanh(h * tf.get_variable(name, [arguments.width], initializer=tf.ones_initializer()))
+
+
+LAYERS = {"matmul": matmul_layer, "sleep": sleep_layer, "activations": activation_layer}
+
+
 def train(arguments):
-    """One side of a training comparison: prints milliseconds per step and the peak of the resident memory."""
+    """One side of a training comparison: prints milliseconds per step and how much the resident memory grew, at most."""
     import resource
 
     import numpy as np
@@ -47,9 +91,7 @@ def train(arguments):
     for stage in range(stages):
         with epl.replicate(1) if arguments.staged else tf.name_scope("stage"):
             for layer in range(arguments.layers // stages):
-                name = "layer_%d_%d" % (stage, layer)
-                w = tf.get_variable(name, [arguments.width, arguments.width], initializer=tf.random_normal_initializer(stddev=0.02, seed=1))
-                h = tf.tanh(tf.matmul(h, w))
+                h = LAYERS[arguments.work](h, "layer_%d_%d" % (stage, layer), arguments)
             if stage == stages - 1:
                 loss = tf.reduce_mean(tf.square(h))
     step = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
@@ -57,13 +99,15 @@ def train(arguments):
     feed = {x: np.random.RandomState(0).randn(arguments.batch * arguments.m, arguments.width).astype("f")}
     with tf.Session(config=options) as session:
         session.run(tf.global_variables_initializer())
+        session.run(loss, {x: feed[x][: arguments.m]})
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         times = []
         for _ in range(arguments.steps + 2):
             start = time.perf_counter()
             session.run([loss, step], feed)
             times.append(time.perf_counter() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
-    print("MS %.3f MB %.1f END" % (1e3 * statistics.median(times[2:]), peak), flush=True)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024.0
+    print("MS %.3f MB %.1f END" % (1e3 * statistics.median(times[2:]), grown), flush=True)
 
 
 def transfer(arguments):
@@ -115,42 +159,70 @@ def boundary(arguments):
     print("MS %.3f MB 0.0 END" % (1e3 * statistics.median(times[2:])), flush=True)
 
 
-def start(ranks, arguments, **changed):
+def start(ranks, arguments, environ=None, **changed):
     """Run one side; returns the slowest rank's milliseconds, and the memory of all ranks in order."""
     given = dict(vars(arguments), **changed)
     me = [sys.executable, os.path.abspath(__file__), "--side", json.dumps(given)]
-    env = dict(os.environ, OMP_NUM_THREADS="1", PATH="%s:%s" % (os.path.dirname(sys.executable), os.environ["PATH"]))
+    env = dict(os.environ, OMP_NUM_THREADS="1", PATH="%s:%s" % (os.path.dirname(sys.executable), os.environ["PATH"]), **(environ or {}))
     if ranks > 1:
         me = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "--tag-output", "-np", str(ranks)] + me
     text = subprocess.run(me, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-    found = re.findall(r"MS (\d+\.\d+) MB (\d+\.\d+) END", text)
+    lines = re.findall(r"(?:\[1,(\d+)\]<stdout>:)?MS (\d+\.\d+) MB (-?\d+\.\d+) END", text)
+    found = {int(rank or 0): (float(ms), float(mb)) for rank, ms, mb in lines}
     if len(found) != ranks:
         raise SystemExit("a side failed; run it to see why: %s" % " ".join(me))
-    return max(float(ms) for ms, _ in found), [float(mb) for _, mb in found]
+    return max(ms for ms, _ in found.values()), [found[rank][1] for rank in range(ranks)]
 
 
 def speed(arguments):
-    print("%4s %12s %12s %8s %8s %10s" % ("M", "one rank ms", "two ranks ms", "speedup", "ideal", "of ideal"))
+    print("%-24s %4s %12s %12s %8s %8s %10s" % ("schedule", "M", "one rank ms", "pipeline ms", "speedup", "ideal", "of ideal"))
+    p = arguments.stages
     for m in arguments.micro_batches:
-        ratios, ones, twos = [], [], []
+        rounds = []
         for _ in range(arguments.rounds):
-            one, _ = start(1, arguments, m=m, staged=False, does="train")
-            two, _ = start(2, arguments, m=m, staged=True, does="train")
-            ratios.append(one / two)
-            ones.append(one)
-            twos.append(two)
-        ideal = 2.0 * m / (m + 1)
-        ratio = statistics.median(ratios)
-        print("%4d %12.1f %12.1f %8.2f %8.2f %10.3f" % (m, statistics.median(ones), statistics.median(twos), ratio, ideal, ratio / ideal), flush=True)
+            one = start(1, arguments, m=m, staged=False)[0]
+            rounds.append((one, {name: start(p, arguments, m=m, schedule=name)[0] for name in arguments.schedules}))
+        ideal = float(p * m) / (m + p - 1)
+        for name in arguments.schedules:
+            ratio = statistics.median(one / found[name] for one, found in rounds)
+            one, many = statistics.median(one for one, _ in rounds), statistics.median(found[name] for _, found in rounds)
+            print("%-24s %4d %12.1f %12.1f %8.2f %8.2f %10.3f" % (name, m, one, many, ratio, ideal, ratio / ideal), flush=True)
 
 
 def schedules(arguments):
-    print("%-24s %4s %12s %s" % ("schedule", "M", "ms a step", "MB of each rank (median of %d rounds)" % arguments.rounds))
+    """Bubbles as `epl report` measures them; the steps are timed without the timeline."""
+    from epl.cli.report import summary
+    from epl.planner.schedules import make_schedule, simulate
+    from epl.profiler.timeline import load_trace
+
+    print("%-24s %4s %12s %10s %12s %10s" % ("schedule", "M", "ms a step", "bubbles", "on paper", "order"))
     for m in arguments.micro_batches:
-        for name in ("PreferForward", "PreferBackward", "PreferBackwardOptimizer", "ZeroBubbleH1", "ZeroBubbleH2"):
-            found = [start(2, arguments, m=m, staged=True, does="train", schedule=name) for _ in range(arguments.rounds)]
-            memory = [statistics.median(values) for values in zip(*(mb for _, mb in found))]
-            print("%-24s %4d %12.1f %s" % (name, m, statistics.median(ms for ms, _ in found), " ".join("%.0f" % mb for mb in memory)), flush=True)
+        for name in arguments.schedules:
+            times, bubbles, kept = [], [], True
+            for _ in range(arguments.rounds):
+                times.append(start(arguments.stages, arguments, m=m, schedule=name)[0])
+                with tempfile.TemporaryDirectory() as folder:
+                    start(arguments.stages, arguments, {"EPL_TIMELINE": folder}, m=m, schedule=name)
+                    found = summary(load_trace(folder))
+                bubbles.append(found["bubble"])
+                kept = kept and found["in_order"]
+            paper = simulate(make_schedule(name, arguments.stages, m)).bubble_share
+            numbers = (name, m, statistics.median(times), 100 * statistics.median(bubbles), 100 * paper, "kept" if kept else "NOT kept")
+            print("%-24s %4d %12.1f %8.1f %% %10.1f %% %10s" % numbers, flush=True)
+
+
+def memory(arguments):
+    from epl.planner.schedules import make_schedule, peak_activations
+
+    size = arguments.layers // arguments.stages * arguments.batch * arguments.width * 4 / 2.0**20
+    print("activations of one stage and micro-batch: %.0f MB" % size)
+    print("%-24s %4s %24s %24s" % ("schedule", "M", "promised, MB by rank", "grown, MB by rank"))
+    for m in arguments.micro_batches:
+        for name in arguments.schedules:
+            found = [start(arguments.stages, arguments, m=m, schedule=name)[1] for _ in range(arguments.rounds)]
+            promised = [size * peak for peak in peak_activations(make_schedule(name, arguments.stages, m))]
+            grown = [statistics.median(column) for column in zip(*found)]
+            print("%-24s %4d %24s %24s" % (name, m, *(" ".join("%.0f" % mb for mb in row) for row in (promised, grown))), flush=True)
 
 
 def transfers(arguments):
@@ -163,8 +235,9 @@ def transfers(arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["speed", "schedules", "transfer"], default="speed")
+    names = ["PreferForward", "PreferBackward", "PreferBackwardOptimizer", "ZeroBubbleH1", "ZeroBubbleH2"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["speed", "schedules", "memory", "transfer"], default="speed")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--micro_batches", nargs="+", type=int, default=[2, 4, 8, 16, 32])
     parser.add_argument("--rounds", type=int, default=3)
@@ -173,13 +246,17 @@ def main():
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--schedule", default="PreferBackward")
+    parser.add_argument("--schedules", nargs="+", choices=names, default=names)
+    parser.add_argument("--work", choices=sorted(LAYERS), help="default: matmul; for memory: activations")
+    parser.add_argument("--sleep", type=float, default=42.0, help="milliseconds that a stage sleeps for each micro-batch (--work sleep)")
     arguments = parser.parse_args()
     if arguments.side:
         given = argparse.Namespace(**json.loads(arguments.side))
         {"train": train, "transfer": transfer, "boundary": boundary}[given.does](given)
-    else:
-        {"speed": speed, "schedules": schedules, "transfer": transfers}[arguments.what](arguments)
+        return
+    arguments.work = arguments.work or ("activations" if arguments.what == "memory" else "matmul")
+    arguments.does, arguments.staged, arguments.schedule = "train", True, "PreferBackward"
+    {"speed": speed, "schedules": schedules, "memory": memory, "transfer": transfers}[arguments.what](arguments)
 
 
 if __name__ == "__main__":
