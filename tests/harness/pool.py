@@ -1,11 +1,13 @@
 """Starts the jobs that run cases, and keeps their results: few processes for many tests.
 
-All requested cases with the same number of ranks share one job; the job of a group is
-started when the first of its results is asked for. Plain references share a job that
+All requested cases with the same number of ranks share one job, or one per core if it is of
+one process; the jobs of a group are started when the first of its results is asked for. Plain references share a job that
 never imports EPL. A job that a case brought down is started anew without that case.
 """
 
+import concurrent.futures
 import importlib.util
+import itertools
 import os
 import pathlib
 import shutil
@@ -13,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
@@ -22,6 +25,7 @@ from tests.harness.results import decode, encode
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAX_RESTARTS = 8
 MAX_CASES_PER_JOB = 200
+MIN_CASES_PER_JOB = 10
 START_SECONDS = 60
 
 
@@ -112,7 +116,8 @@ class Pool:
         self._pending: Dict[str, Dict[str, Request]] = {}
         self._results: Dict[str, List[Dict[str, Any]]] = {}
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="epl-cases-"))
-        self._jobs = 0
+        self._jobs = itertools.count(1)
+        self._logging = threading.Lock()
         self.problems: List[str] = []
         for one in requests:
             self.add(one)
@@ -144,6 +149,13 @@ class Pool:
 
     def _run_group(self, group: str) -> None:
         cases, inputs = self._with_inputs(list(self._pending.pop(group).values()))
+        # Jobs of one process leave the other cores idle; jobs of ranks disturb each other.
+        lanes = min(os.cpu_count() or 1, max(1, len(cases) // MIN_CASES_PER_JOB)) if cases and cases[0].processes == 1 else 1
+        with concurrent.futures.ThreadPoolExecutor(lanes) as workers:
+            list(workers.map(lambda lane: self._run_all(cases[lane::lanes], inputs), range(lanes)))
+
+    def _run_all(self, cases: List[Request], inputs: Dict[str, Dict[str, Any]]) -> None:
+        """Run cases in as few jobs as can be, one after the other."""
         restarts = 0
         while cases:
             now, later = cases[:MAX_CASES_PER_JOB], cases[MAX_CASES_PER_JOB:]
@@ -172,8 +184,7 @@ class Pool:
 
     def _run_job(self, cases: List[Request], inputs: Dict[str, Dict[str, Any]]) -> List[Request]:
         """Run one job; returns the cases that it did not reach."""
-        self._jobs += 1
-        folder = self._folder / ("job%d" % self._jobs)
+        folder = self._folder / ("job%d" % next(self._jobs))
         folder.mkdir()
         entries = []
         for number, case in enumerate(cases):
@@ -188,7 +199,8 @@ class Pool:
         left = self._collect(folder, cases, ended)
         if ended and not cases[0].isolated and not any(_stopped(self._results.get(case.id, [])) for case in cases):
             self.problems.append("%s ended with %s:\n%s" % (cases[0].group, ended, _tail(folder / "output")))
-        self._log("%s: %d cases in %.0f s, %s" % (cases[0].group, len(cases) - len(left), time.time() - started, ended or "all done"))
+        with self._logging:
+            self._log("%s: %d cases in %.0f s, %s" % (cases[0].group, len(cases) - len(left), time.time() - started, ended or "all done"))
         return left
 
     def _execute(self, folder: pathlib.Path, ranks: int, patience: float) -> str:
