@@ -10,19 +10,20 @@ import pytest  # noqa: E402
 
 from tests.harness.pool import Outcome, Pool, Request, ranks_are_possible  # noqa: E402
 
-CASE_TIMEOUT = 1800
-"""Seconds for a test that may have to run the whole job of its group."""
+CASE_SECONDS = 5
+"""Seconds for each case of the session, for a test that may have to run all jobs of its group; the pool itself ends jobs that stand still."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     missing = ranks_are_possible()
-    for item in items:
-        requests = requests_of(item)
+    requested = {item: requests_of(item) for item in items}
+    patience = max(1800, CASE_SECONDS * len({one.id for requests in requested.values() for one in requests}))
+    for item, requests in requested.items():
         if any(one.processes > 1 for one in requests):
             item.add_marker(pytest.mark.ranks)
         if requests and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(CASE_TIMEOUT))
+            item.add_marker(pytest.mark.timeout(patience))
         if missing and item.get_closest_marker("ranks"):
             item.add_marker(pytest.mark.skip(reason=missing))
 
