@@ -41,7 +41,7 @@ class Cluster:
           layout: "all": one virtual device over all devices. "auto": none until
             `generate_virtual_devices`. {"specific": [[[device, ...], ...], ...]}: virtual
             devices, slices and devices as given. {"aware_row": n}: workers regrouped
-            by machine, n consecutive ones to a slice.
+            by machine, n consecutive ones to a virtual device.
 
         Raises ClusterError for anything that can't be, or does not fit.
         """

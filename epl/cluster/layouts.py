@@ -14,7 +14,7 @@ from epl.errors import ClusterError
 Slices = List[List[str]]
 Layout = Union[str, Dict[str, Any]]
 
-_EXPECTED = "expected 'all', 'auto', {'specific': [[[device, ...], ...], ...]} or {'aware_row': workers per slice}"
+_EXPECTED = "expected 'all', 'auto', {'specific': [[[device, ...], ...], ...]} or {'aware_row': workers of a virtual device}"
 
 
 def parse_layout(layout: Layout) -> Tuple[str, Any]:
@@ -79,20 +79,20 @@ def group_by_machine(hosts: Sequence[str]) -> List[int]:
     return [index for members in machines.values() for index in members]
 
 
-def aware_row(workers: Sequence[Sequence[str]], per_slice: int) -> List[Slices]:
-    """Layout "aware_row": one virtual device whose slices hold `per_slice` consecutive workers each.
+def aware_row(workers: Sequence[Sequence[str]], per_device: int) -> List[Slices]:
+    """Layout "aware_row": a virtual device for each `per_device` consecutive workers, with a slice for each of their devices.
 
     Raises ClusterError when the workers can't be divided so.
     """
-    if isinstance(per_slice, bool) or not isinstance(per_slice, int) or per_slice < 1:
-        raise ClusterError("layout {'aware_row': %r}; expected the number of workers per slice, from 1" % (per_slice,))
-    if len(workers) % per_slice:
+    if isinstance(per_device, bool) or not isinstance(per_device, int) or per_device < 1:
+        raise ClusterError("layout {'aware_row': %r}; expected the number of workers of a virtual device, from 1" % (per_device,))
+    if len(workers) % per_device:
         raise ClusterError(
-            "layout {'aware_row': %d} can't divide %d workers into slices of %d; choose a divisor of %d"
-            % (per_slice, len(workers), per_slice, len(workers))
+            "layout {'aware_row': %d} can't divide %d workers into virtual devices of %d; choose a divisor of %d"
+            % (per_device, len(workers), per_device, len(workers))
         )
-    starts = range(0, len(workers), per_slice)
-    return [[[device for devices in workers[start : start + per_slice] for device in devices] for start in starts]]
+    starts = range(0, len(workers), per_device)
+    return [[[device] for devices in workers[start : start + per_device] for device in devices] for start in starts]
 
 
 def resolve_counts(device_counts: Sequence[Optional[int]], is_split: Sequence[bool], total: int) -> List[int]:

@@ -147,12 +147,23 @@ def writes(program: Program, node: Node) -> bool:
 
 def written_inputs(program: Program, node: Node) -> Tuple[int, ...]:
     """Positions of the data inputs that name variables which a node, or a function it calls, may change."""
+    if is_apply(node.op):
+        return _state_inputs(node.op)
     if writes_state(node.op):
         return (0,)
     found: Set[int] = set()
     for name in called_functions(program, node):
         found.update(_given_to(node.op, _written_arguments(program, name, set()), len(node.inputs)))
     return tuple(sorted(found))
+
+
+@functools.lru_cache(maxsize=None)
+def _state_inputs(op: str) -> Tuple[int, ...]:
+    """The inputs of an update that are references or handles: the variable and its slots."""
+    definition = compat.op_def(op)
+    if definition is None:
+        return (0,)
+    return tuple(i for i, arg in enumerate(definition.input_arg) if arg.is_ref or arg.type == types_pb2.DT_RESOURCE)
 
 
 _CHOICES = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))

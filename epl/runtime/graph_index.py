@@ -32,7 +32,7 @@ class GraphIndex:
         defaults = annotated.defaults if annotated is not None else ()
         version = (self.graph.version, len(collections), stages, len(defaults))
         if self._whole is None or version != self._version:
-            program = program_from_graph_def(self.graph.as_graph_def()).replace(shape_of=self._shape_of)
+            program = program_from_graph_def(_unplaced_functions(self.graph.as_graph_def())).replace(shape_of=self._shape_of)
             program = program.replace(
                 raw_gradients=outer_tags(program),
                 apply_gradients=outer_tags(program, A.APPLY_GRADIENT),
@@ -65,6 +65,15 @@ class GraphIndex:
         except (KeyError, ValueError):
             return None
         return None if shape.ndims is None else tuple(shape.as_list())
+
+
+def _unplaced_functions(graph_def: tf.GraphDef) -> tf.GraphDef:
+    """Take the cluster's device names out of functions, in place: their nodes run where the call does, which no session calls so."""
+    for function in graph_def.library.function:
+        for node in function.node_def:
+            if node.device and tf.DeviceSpec.from_string(node.device).job == "worker":
+                node.device = ""
+    return graph_def
 
 
 def with_defaults(program: Program, defaults: Sequence[Tuple[int, int]]) -> Program:

@@ -64,6 +64,7 @@ DATA = ["TensorSliceDataset", "BatchDatasetV2", "RepeatDataset", "MakeIterator",
 
 def block(taskgraph, replica, index, lines):
     where = "Taskgraph %d replica %d [Device: %s]" % (taskgraph, replica, device(index))
+    lines = ["  " * (line.count("/") + 1) + line for line in lines]
     return "\n".join(["======= Begin %s =======" % where] + lines + ["======= End %s =======" % where])
 
 
@@ -79,15 +80,20 @@ def test_format(gpus):
     assert text == "\n\n".join(
         [
             block(0, 0, 0, DATA + ["dense"]),
-            block(0, 1, 2, [clone, "  IteratorGetNext", "  dense"]),
+            block(0, 1, 2, [clone, clone + "/IteratorGetNext", clone + "/dense"]),
             block(1, 0, 1, ["dense_1", "Mean"]),
-            block(1, 1, 3, [clone, "  dense_1", "  Mean"]),
+            block(1, 1, 3, [clone, clone + "/dense_1", clone + "/Mean"]),
         ]
     )
     assert dense_only == "\n\n".join(
-        [block(0, 0, 0, ["dense"]), block(0, 1, 2, [clone, "  dense"]), block(1, 0, 1, ["dense_1"]), block(1, 1, 3, [clone, "  dense_1"])]
+        [
+            block(0, 0, 0, ["dense"]),
+            block(0, 1, 2, [clone, clone + "/dense"]),
+            block(1, 0, 1, ["dense_1"]),
+            block(1, 1, 3, [clone, clone + "/dense_1"]),
+        ]
     )
-    assert "  MatMul" in Graph.get().format().splitlines()
+    assert "    dense/MatMul" in Graph.get().format().splitlines()
 
 
 def test_several_graphs(gpus):

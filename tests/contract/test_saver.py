@@ -132,3 +132,20 @@ def test_memory_efficient_builder(gpus, tmp_path):
         saver.restore(session, path)
         for value, other in zip(session.run(tf.global_variables()), expected):
             np.testing.assert_array_equal(value, other)
+
+
+def test_a_step_returns_what_all_variables_were_before_it(gpus):
+    """Slots of reference variables too: their updates wait for the copies."""
+    x = start(gpus)
+    step = tf.train.get_or_create_global_step()
+    op = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(dense(x, 4, name="a")), global_step=step)
+    variables = {v.op.name: v for v in tf.global_variables()}
+    assert any(v.op.type == "VariableV2" for v in variables.values()) and "a/kernel/Adam_1" in variables
+    with tf.train.MonitoredTrainingSession() as session:
+        for _ in range(5):
+            before = session.run(variables)
+            during = session.run([op, variables])[1]
+            for name, value in before.items():
+                np.testing.assert_array_equal(during[name], value, err_msg=name)
+        after = session.run(variables)
+    assert all(np.any(after[name] != before[name]) for name in ("a/kernel", "a/kernel/Adam", "a/kernel/Adam_1", "beta1_power"))

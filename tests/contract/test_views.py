@@ -88,7 +88,7 @@ def test_without_gradients_or_annotations(gpus):
     assert graph.gradients == []
     tf.identity(x, name="y")
     assert list(graph.operations) == ["x", "y"]
-    assert graph.format().splitlines()[1:-1] == ["y"]
+    assert graph.format().splitlines()[1:-1] == ["  y"]
     with pytest.raises(KeyError):
         graph.get_operation_by_name("z")
 

@@ -98,3 +98,21 @@ def test_values_equal_one_device(gpus):
     np.testing.assert_allclose(values[2][0], values[1][0], rtol=1e-5)
     for one, other in zip(values[1][1], values[2][1]):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+def test_functions_run_where_they_are_called(gpus):
+    """Branches as functions, built under the cluster's device names, which no session knows."""
+    gpus(2)
+    epl.init()
+    epl.set_default_strategy(epl.replicate(1))
+    tf.enable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            large = tf.reduce_sum(tf.ones([2])) > 1
+            value = tf.cond(large, lambda: tf.ones([4, 3]), lambda: tf.zeros([4, 3]))
+            assert {n.device for f in graph.as_graph_def().library.function for n in f.node_def if n.device}
+            tf.train.get_or_create_global_step()
+            with tf.train.MonitoredTrainingSession() as session:
+                np.testing.assert_array_equal(session.run(value), np.ones([4, 3]))
+    finally:
+        tf.disable_control_flow_v2()

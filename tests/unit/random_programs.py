@@ -5,6 +5,7 @@ two earlier ones in the scope of a taskgraph. So a failure can be written down a
 """
 
 import contextlib
+import dataclasses
 from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -282,7 +283,7 @@ class Ranks(Machine):
             names = [[tuple(name for _, name in row) for row in self.rows if row[0][0] == r] for r in range(layout.ranks)]
             self.mine = tuple(map(tuple, names))
             self.rows = ()
-            self.plan = type(self.plan)(**dict(vars(self.plan), places=(), devices_per_rank=counts[0]))
+            self.plan = dataclasses.replace(self.plan, places=(), devices_per_rank=counts[0])
 
     def _task(self, rank, part):
         if not self.mine:

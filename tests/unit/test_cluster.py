@@ -132,15 +132,14 @@ AWARE = [
 ]
 
 
-@pytest.mark.parametrize("hosts,index,per_slice,worker_index,tasks,ranks", AWARE)
-def test_layout_aware_row(pretend, hosts, index, per_slice, worker_index, tasks, ranks):
+@pytest.mark.parametrize("hosts,index,per_device,worker_index,tasks,ranks", AWARE)
+def test_layout_aware_row(pretend, hosts, index, per_device, worker_index, tasks, ranks):
     pretend(1)
-    cluster = Cluster(worker_hosts=hosts, worker_index=index, layout={"aware_row": per_slice})
+    cluster = Cluster(worker_hosts=hosts, worker_index=index, layout={"aware_row": per_device})
     assert cluster.worker_index == worker_index
     assert cluster.ranks == ranks
     assert cluster._cluster_spec.job_tasks("worker") == [hosts.split(",")[rank] for rank in ranks]
-    assert len(cluster.virtual_devices) == 1
-    assert cluster.virtual_devices[0]._slice_devices == [[gpu(task, 0) for task in row] for row in tasks]
+    assert [device._slice_devices for device in cluster.virtual_devices] == [[[gpu(task, 0)] for task in row] for row in tasks]
 
 
 def test_layout_auto_waits_for_the_taskgraphs(pretend):
@@ -308,7 +307,7 @@ def test_ranks_that_contradict_arguments(monkeypatch, pretend):
 
 REFUSED_ARGUMENTS = {
     "layout": ({"layout": "square"}, "unknown layout 'square'; expected 'all', 'auto',"),
-    "aware_row": ({"worker_hosts": "a:1,b:1", "layout": {"aware_row": 3}}, "layout {'aware_row': 3} can't divide 2 workers into slices of 3"),
+    "aware_row": ({"worker_hosts": "a:1,b:1", "layout": {"aware_row": 3}}, "layout {'aware_row': 3} can't divide 2 workers into virtual devices"),
     "index": ({"worker_hosts": "a:1,b:1", "worker_index": 2}, "worker_index = 2, but there are 2 hosts of job 'worker'; expected 0 to 1"),
     "negative": ({"worker_hosts": "a:1", "worker_index": -1}, "worker_index = -1, but there are 1 hosts of job 'worker'; expected 0 to 0"),
     "index_type": ({"worker_hosts": "a:1", "worker_index": "0"}, "worker_index = '0'; expected an int"),

@@ -45,9 +45,9 @@ def test_group_by_machine(hosts, order):
 
 
 def test_aware_row():
-    assert layouts.aware_row(layouts.worker_devices(2, "GPU", 1), 1) == [[[gpu(0, 0)], [gpu(1, 0)]]]
-    assert layouts.aware_row(layouts.worker_devices(4, "GPU", 1), 2) == [[[gpu(0, 0), gpu(1, 0)], [gpu(2, 0), gpu(3, 0)]]]
-    assert layouts.aware_row(layouts.worker_devices(2, "GPU", 2), 2) == [[flat(2, 2)]]
+    assert layouts.aware_row(layouts.worker_devices(2, "GPU", 1), 1) == [[[gpu(0, 0)]], [[gpu(1, 0)]]]
+    assert layouts.aware_row(layouts.worker_devices(4, "GPU", 1), 2) == [[[gpu(0, 0)], [gpu(1, 0)]], [[gpu(2, 0)], [gpu(3, 0)]]]
+    assert layouts.aware_row(layouts.worker_devices(2, "GPU", 2), 2) == [[[device] for device in flat(2, 2)]]
 
 
 COUNTS = [
@@ -195,9 +195,9 @@ REFUSED = {
     "empty": (lambda: layouts.specific([[[]]], 1), "expected virtual devices as lists of slices"),
     "no_such_worker": (lambda: layouts.specific([[[gpu(2, 0)]]], 2), "there are 2 workers, 0 to 1"),
     "no_device": (lambda: layouts.specific([[["GPU:0"]]], 2), "the device name 'GPU:0' has no task; expected one such as '/job:worker"),
-    "row_3_of_2": (lambda: layouts.aware_row([["a"], ["b"]], 3), "can't divide 2 workers into slices of 3; choose a divisor of 2"),
-    "row_0": (lambda: layouts.aware_row([["a"]], 0), "expected the number of workers per slice, from 1"),
-    "row_true": (lambda: layouts.aware_row([["a"]], True), "expected the number of workers per slice, from 1"),
+    "row_3_of_2": (lambda: layouts.aware_row([["a"], ["b"]], 3), "can't divide 2 workers into virtual devices of 3; choose a divisor of 2"),
+    "row_0": (lambda: layouts.aware_row([["a"]], 0), "expected the number of workers of a virtual device, from 1"),
+    "row_true": (lambda: layouts.aware_row([["a"]], True), "expected the number of workers of a virtual device, from 1"),
     "no_taskgraph": (lambda: layouts.resolve_counts([], [], 4), "there is no taskgraph to lay out"),
     "count_0": (lambda: layouts.resolve_counts([1, 0], [], 4), "taskgraph 1 asks for 0 devices; expected at least 1"),
     "marks": (lambda: layouts.resolve_counts([1, 1], [True], 4), "2 device counts, but 1 marks of split taskgraphs"),

@@ -1,0 +1,1 @@
+"""Import points of the original EPL; the code is elsewhere."""

@@ -1,0 +1,1 @@
+"""Recomputation of activations ("gradient checkpoints"): import points of the original EPL."""
