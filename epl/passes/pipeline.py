@@ -3,6 +3,7 @@
 from typing import List
 
 from epl.passes.agree import Agree
+from epl.passes.apply_groups import ApplyGroups
 from epl.passes.base import Pass
 from epl.passes.checkpoint import Checkpoint
 from epl.passes.classify import Classify
@@ -34,6 +35,7 @@ def default_passes(task: Task) -> List[Pass]:
         Gradients(),
         Guard(),
         Outputs(),
+        ApplyGroups(),
         Scheduling(),
         Checkpoint(),
         Communicate(),

@@ -47,6 +47,7 @@ class Plan:
       sparse_as_dense: sparse gradients travel as dense ones.
       max_splits: most fused groups of dense gradients.
       fp16, fp16_scale: compressed all-reduce.
+      apply_groups: groups in which the optimizer updates the variables, one after the other.
       schedule: name of the pipeline schedule.
       places: for each replica, by taskgraph, the process that holds that stage; empty when
         every replica lies within one process.
@@ -65,6 +66,7 @@ class Plan:
     max_splits: int = 5
     fp16: bool = False
     fp16_scale: float = 128.0
+    apply_groups: int = 1
     schedule: str = "PreferBackward"
     places: Tuple[Tuple[int, ...], ...] = ()
     pipeline_devices: int = 0

@@ -40,6 +40,7 @@ def make_plan(graph: Any) -> Plan:
         max_splits=config.communication.max_splits,
         fp16=config.communication.fp16,
         fp16_scale=config.communication.fp16_scale,
+        apply_groups=config.optimizer.num_apply_group,
         schedule=config.pipeline.strategy,
         places=rows if spread else (),
         pipeline_devices=per_replica if per_replica < stages and rows else 0,

@@ -106,3 +106,11 @@ def test_steps_of_accumulation_with_clipping(gpus):
     epl.set_default_strategy(epl.replicate(1))
     train = apply_clipped(m4(batch=5), tf.train.AdamOptimizer())
     assert [int(values[1]) for values in run([train, tf.train.get_global_step()], 10)] == [0] * 5 + [1] * 5
+
+
+@pytest.mark.parametrize("micro_batches, label", [(1, "epl_apply_grad_group"), (5, "epl_apply_grad_ga_group")])
+def test_names_of_apply_groups(gpus, micro_batches, label):
+    losses(gpus, 2, micro_batches, 3, micro_batches)
+    assert any(label in name for name in Graph.get().operations)
+    losses(gpus, 2, micro_batches, 1, micro_batches)
+    assert not any("epl_apply_grad" in name for name in Graph.get().operations)
