@@ -15,10 +15,11 @@ from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.build import DT_FLOAT, DT_INT32, Builder
 from epl.ir.program import APPLY, Node, Program, Ref
+from epl.passes.agree import FLAG
 from epl.passes.base import Pass
 from epl.passes.clone import AGGREGATE
 from epl.passes.fusion import all_reduce
-from epl.passes.rewire import rewire
+from epl.passes.rewire import add_controls, rewire
 from epl.passes.weigh import divided_early, instance_weight, seeded_records, weighted
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Task
 
@@ -92,7 +93,31 @@ class _Lowering:
         program = self.program.replace(nodes=self.nodes, targets=self.program.targets + tuple(self.effects))
         names = {n.name for n in waiting}
         kept = {name: node for name, node in self.nodes.items() if name not in names}
-        return rewire(program.replace(nodes=kept), kept, self.mapping)
+        return self._with_the_count_along(rewire(program.replace(nodes=kept), kept, self.mapping))
+
+    def _with_the_count_along(self, program: Program) -> Program:
+        """Send the samples of fed batches, which divide the sums, together with the last gradients: one round of Horovod less.
+
+        Of several training steps in one run, the gradients of a later one may wait for the
+        count, and those of a branch that is not taken never come.
+        """
+        if self.divisor is None or self.task.spread or program.agreement.gate is not None or FLAG not in program.nodes:
+            return program
+        if any(program.facts.endings.in_branch(name) or name in program.facts.frames for name, _ in program.facts.gradients):
+            return program
+        behind = {FLAG}
+        stack = [FLAG]
+        while stack:
+            for consumer, _ in program.consumers.get(stack.pop(), ()):
+                if consumer not in behind:
+                    behind.add(consumer)
+                    stack.append(consumer)
+        sums = [n for n in program.nodes.values() if n.op == "EplAllReduce" and n.name not in behind]
+        if not sums:
+            return program
+        nodes = dict(program.nodes)
+        add_controls(nodes, FLAG, [name for name, _ in sums[-1].inputs])
+        return program.replace(nodes=nodes)
 
     # Scaling.
 

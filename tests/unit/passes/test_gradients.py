@@ -141,6 +141,29 @@ SPARSE = """
 """
 
 
+def fed(job, extra="", targets="train"):
+    """Training on a fed batch of any size, after its gradients."""
+    text = TRAIN.replace("shape: [4, 2]", "shape: [?, 2]")
+    return apply(Gradients(), before(Gradients, training(text=text, extra=extra, targets=targets), job), job)
+
+
+def test_the_count_of_fed_samples_travels_with_the_last_gradients():
+    result = fed(task(ranks=2))
+    sums = [n for n in result.nodes.values() if n.op == "EplAllReduce" and n.name != "epl_agree"]
+    assert len(sums) == 1 and result.nodes["epl_agree"].controls == tuple(name for name, _ in sums[0].inputs)
+
+
+@pytest.mark.parametrize("part", [FIRST, MIDDLE])
+def test_the_count_of_a_run_that_accumulates_waits_for_nothing(part):
+    assert fed(task(ranks=2, m=3, in_run=False, part=part)).nodes["epl_agree"].controls == ()
+
+
+def test_the_agreement_on_drawn_batches_waits_for_no_gradient():
+    program = parse(DRAWN + "\ntargets: train").replace(ragged=[("x", 0)]).pruned()
+    result, _ = gradients(program, task(ranks=2))
+    assert result.nodes["epl_agree"].controls == before(Gradients, program, task(ranks=2)).nodes["epl_agree"].controls
+
+
 def test_rows_of_micro_batches_are_joined():
     result, added = gradients(SPARSE, task(m=2))
     expect(
