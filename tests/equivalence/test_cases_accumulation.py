@@ -339,9 +339,13 @@ def undividable(run):
             return {"errors": caught, "w": float(session.run(w))}
 
 
-@cases(undividable, "1x1-m4run", "1x4")
-def test_row_96_undividable_feed_is_an_error(outcome):
+def judge_undividable(outcome):
     for rank in outcome.ranks:
         (error,) = rank["errors"]
         assert "FeedError" in error["types"] and "x" in error["text"] and "6" in error["text"] and "4" in error["text"], error
         assert rank["w"] == 0
+
+
+@cases(undividable, "1x1-m4run", "1x4")
+def test_row_96_undividable_feed_is_an_error(outcome):
+    judge_undividable(outcome)
