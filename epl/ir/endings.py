@@ -106,12 +106,14 @@ class Endings:
         """The nodes at which the conditionals around a node end."""
         if name not in self._sides:
             return (name,)
+        # What updates state in a branch ends where the updates join.
+        ignored = () if name in self._ignored else self._ignored
         found: Dict[str, None] = {}
         seen = {name}
         stack = [name]
         while stack:
             for consumer, _ in self._program.consumers.get(stack.pop(), ()):
-                if consumer in seen or consumer in self._ignored:
+                if consumer in seen or consumer in ignored:
                     continue
                 seen.add(consumer)
                 if consumer in self._sides:

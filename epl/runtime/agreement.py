@@ -23,7 +23,7 @@ def refuse_other_programs(control: Any, executable: Executable, fetches: Sequenc
     if all(o["key"] == mine["key"] and o["summary"] == mine["summary"] for o in others):
         return
     for rank, other in enumerate(others):
-        for section in ("config", "plan"):
+        for section in ("version", "config", "plan"):
             for name, value in mine["summary"][section].items():
                 theirs = other["summary"][section].get(name)
                 if theirs != value:

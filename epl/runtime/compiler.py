@@ -18,6 +18,7 @@ from epl.passes.extract import extract
 from epl.passes.pipeline import default_passes
 from epl.planner.plan import WHOLE, Plan, Task
 from epl.utils.collector import without_collection
+from epl.version import VERSION
 
 
 class Signature(NamedTuple):
@@ -148,4 +149,4 @@ def bind(program: Program, sets: Mapping[Tuple[int, ...], int]) -> Program:
 def plan_summary(plan: Plan) -> Dict[str, Any]:
     """What ranks compare before they start: the plan and the options."""
     config = Env.get().config
-    return {"plan": plan.to_json(), "config": config.to_dict(per_rank=False)}
+    return {"plan": plan.to_json(), "config": config.to_dict(per_rank=False), "version": {"epl": VERSION}}

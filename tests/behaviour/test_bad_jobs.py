@@ -38,7 +38,8 @@ loss = tf.reduce_mean(tf.square(tf.matmul(h, w)), name="loss")
 if case == "unused_weight" and rank:
     b = tf.get_variable("b", [4, 1], initializer=tf.ones_initializer())
     loss = loss + tf.reduce_sum(b)
-train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+rate = 0.2 if case == "other_rate" and rank else 0.1
+train = tf.train.GradientDescentOptimizer(rate).minimize(loss, name="train")
 norm = tf.norm(w, name="norm")
 epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
 session = tf.Session()
@@ -62,6 +63,7 @@ print("finished", flush=True)
 CASES = {
     "other_graph": "the first difference is node",
     "other_variable": "(VarHandleOp)",
+    "other_rate": "(Const) here and node",
     "unused_weight": "Every rank must build the same graph and make the same run calls",
     "other_config": "differ in config 'communication.max_splits'",
     "other_micro_batches": "differ in config 'pipeline.num_micro_batch'",

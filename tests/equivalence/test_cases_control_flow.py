@@ -97,3 +97,32 @@ def test_row_57_a_python_branch_is_refused(outcome):
     for rank in outcome.ranks:
         (error,) = rank
         assert "EplError" in error["types"] and error["seconds"] < 30, error
+
+
+def guarded_update(run):
+    """An update in a branch that is taken when the gradients are finite; what is run is the conditional's output."""
+    found = {}
+    for how in ("tensor", "behind", "op", "group"):
+        with run.program():
+            w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+            x = tf.placeholder(tf.float32, [None])
+            with run.scope():
+                loss = tf.reduce_mean(tf.square(w * x - 3.0 * x))
+            run.merge(loss)
+            optimizer = tf.train.GradientDescentOptimizer(0.01)
+            pairs = optimizer.compute_gradients(loss)
+            finite = tf.reduce_all(tf.is_finite(pairs[0][0]))
+            train = tf.cond(finite, lambda: optimizer.apply_gradients(pairs), tf.no_op)  # noqa: B023
+            fetched = {"tensor": train, "behind": tf.identity(train), "op": train.op, "group": tf.group(train)}[how]
+            with run.session() as session:
+                losses = run.train(session, loss, fetched, [{x: np.array([1.0, 3.0, 2.0, 4.0], np.float32)}] * 4)
+                found[how] = dict(variables(session), losses=losses)
+    return found
+
+
+@cases(guarded_update, "1x2", "1x4", "2x1", "2x2", compare=True)
+def test_an_update_in_a_branch_is_made_on_all_replicas(outcome):
+    for rank in outcome.ranks:
+        for how, values in rank.items():
+            assert values["losses"] == pytest.approx(outcome.plain[how]["losses"], rel=1e-5), how
+            assert values["w"] == pytest.approx(outcome.plain[how]["w"], rel=1e-5), how

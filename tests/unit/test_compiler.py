@@ -134,12 +134,13 @@ def test_fed_intermediate_tensors_and_fetched_feeds(layout):
     assert [float(v) for (v,) in evaluated] == [X.sum()] * machine.plan.ranks
 
 
-def test_two_programs_of_one_shape_have_one_key():
-    """Names do not count and neither do constants: what tells such programs apart is the session's business."""
+@pytest.mark.parametrize("rates, same", [((0.1, 0.1), True), ((0.1, 1.0), False)])
+def test_two_programs_of_one_shape_have_one_key(rates, same):
+    """Names do not count: what tells such programs apart is the session's business. The constants of updates do."""
     with user_graph() as index:
         x = tf.placeholder(tf.float32, [None], "x")
         w = tf.get_variable("w", [], initializer=tf.ones_initializer())
-        for name, rate in (("slow", 0.1), ("fast", 1.0)):
+        for name, rate in zip(("slow", "fast"), rates):
             tf.train.GradientDescentOptimizer(rate).minimize(tf.reduce_mean(x * w), name=name)
         whole = index()
     plan = Plan(ranks=2)
@@ -147,7 +148,7 @@ def test_two_programs_of_one_shape_have_one_key():
     for name in ("slow", "fast"):
         found = Signature((name,), ("x:0",), ("divide",))
         keys.append(compile_program(whole, found, traits_of(whole, found), plan, Task(plan)).task.key)
-    assert keys[0] == keys[1]
+    assert (keys[0] == keys[1]) == same
 
 
 def test_a_program_whose_gradients_were_not_seen_is_refused():

@@ -44,6 +44,12 @@ def test_ignored_nodes_end_nothing():
     assert endings(COND, ignored={"out"}).done("yes") == ()
 
 
+def test_what_is_ignored_ends_with_its_like():
+    found = endings(COND, ignored={"yes", "out"})
+    assert found.done("yes") == ("out",), "an update in a branch is done where the conditional ends"
+    assert found.done("no") == ()
+
+
 def test_the_value_of_a_branch_outside():
     text = COND.replace("out = Merge(no, yes)", "same = Identity(switch:1)\n    out = Merge(no, same)")
     found = endings(text)
