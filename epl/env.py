@@ -33,6 +33,8 @@ class Env:
         self.strategy_context = StrategyContext()
         self.epl_graphs = []
         self.parallel_information = {}
+        self.deals_files = False
+        """Whether `io.slicing` has given this worker a share of some files."""
         self.pipelined = False
         """Whether stages of one replica have run in several processes: then a program of one rank alone can't hold them."""
 

@@ -86,7 +86,7 @@ def program_digest(program: Program, lines: List[Line]) -> str:
     parts.append("targets")
     parts.extend(sorted(known[t] for t in program.targets))
     parts.append("feeds")
-    parts.extend("%s %s" % (f.node, f.mode) for f in program.feeds)
+    parts.extend(sorted("%s %s" % (f.node, f.mode) for f in program.feeds))
     return hashlib.sha1("|".join(parts).encode()).hexdigest()[:16]
 
 

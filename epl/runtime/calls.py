@@ -1,13 +1,13 @@
 """The calls of a session: what a user's `run` names, and what it was compiled to."""
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl import compat
 from epl.errors import FeedError
-from epl.ir.program import SAME
+from epl.ir.program import SAME, parse_ref
 from epl.runtime.compiler import LOCAL, Executable, Signature, Traits, traits_of
 from epl.runtime.feeding import FeedSpec
 from epl.runtime.graph_index import GraphIndex
@@ -30,13 +30,16 @@ class Ready(NamedTuple):
 class Call:
     """One distinct (fetches, feeds) of the user's `run`."""
 
-    def __init__(self, mapper: Any, fetches: Tuple[str, ...], feeds: Tuple[FeedSpec, ...], traits: Traits, keep: Any):
+    def __init__(self, mapper: Any, names: Sequence[str], fetches: Tuple[str, ...], feeds: Tuple[FeedSpec, ...], traits: Traits, keep: Any):
+        """`names` are the fetches in the order of the mapper, `fetches` those in the order in which they are run."""
         self.mapper = mapper
         self.fetches = fetches
         self.feeds = feeds
         self.traits = traits
         self.ready: Dict[Tuple[str, Tuple[str, ...]], Ready] = {}
-        self.is_tensor = tuple(":" in f for f in fetches)
+        results = [name for name in fetches if ":" in name]
+        self.positions = tuple(results.index(name) if ":" in name else None for name in names)
+        """For each of `names` its position among the results; None for an operation."""
         self.keep = keep  # the key of a call is made of ids: its objects must live
 
 
@@ -52,13 +55,16 @@ def new_call(graph: tf.Graph, index: GraphIndex, fetches: Any, feeds: Tuple[str,
         mapper = compat.fetch_mapper(fetches)
     elements = mapper.unique_fetches()
     names = tuple(e.name for e in elements)
+    # A dict of fetches may have been made from a set: all ranks take them in the order in which they were built.
+    built = index.position_of
+    fetches_in_order = tuple(sorted(names, key=lambda name: (built(parse_ref(name)[0]), name)))
     specs = []
     for name in feeds:
         tensor = graph.get_tensor_by_name(name)
         shape = tensor.shape
         specs.append(FeedSpec(name, np.dtype(tensor.dtype.base_dtype.as_numpy_dtype), None if shape.ndims is None else tuple(shape.as_list())))
-    traits = LOCAL if local else traits_of(index.whole(), Signature(names, feeds, (SAME,) * len(feeds)))
-    return Call(mapper, names, tuple(specs), traits, (fetches, elements))
+    traits = LOCAL if local else traits_of(index.whole(), Signature(fetches_in_order, feeds, (SAME,) * len(feeds)))
+    return Call(mapper, names, fetches_in_order, tuple(specs), traits, (fetches, elements))
 
 
 def feed_items(graph: tf.Graph, feed_dict: Optional[Dict[Any, Any]]) -> Tuple[Tuple[str, ...], List[Any]]:

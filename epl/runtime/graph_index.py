@@ -22,6 +22,7 @@ class GraphIndex:
         self._version: Tuple[int, ...] = ()
         self._whole: Optional[Program] = None
         self._placed: Dict[str, Assigned] = {}
+        self._positions: Optional[Dict[str, int]] = None
 
     @without_collection
     def whole(self) -> Program:
@@ -43,8 +44,16 @@ class GraphIndex:
                 program = with_defaults(program, defaults)
                 program = program.replace(assignment=self._assign(program))
             self._whole = program
+            self._positions = None
             self._version = version
         return self._whole
+
+    def position_of(self, name: str) -> int:
+        """The place of an op in the order in which the graph was built; past the end for one that is not in it."""
+        whole = self.whole()
+        if self._positions is None:
+            self._positions = {node: position for position, node in enumerate(whole.nodes)}
+        return self._positions.get(name, len(self._positions))
 
     def _assign(self, program: Program) -> Mapping[str, Assigned]:
         """A variable that programs may have been compiled for stays where it is when the graph grows."""

@@ -26,6 +26,12 @@ def make_plan(graph: Any) -> Plan:
     per_replica = len({t.virtual_device.get_device(0, 0) for t in taskgraphs}) if rows else 0
     whole = [sum(set(row) == {rank} for row in rows) for rank in range(cluster.worker_num)]
     spread = bool(rows) and (sum(whole) < len(rows) or len(set(whole)) > 1)
+    if spread and env.deals_files:
+        raise ProgramError(
+            "io.slicing has dealt the input files to all %d workers, but only the workers of a first stage read: with the stages of a replica in "
+            "several processes some files would never be read. Switch io.slicing off and choose the files of each first stage in the script, or "
+            "put all stages of a replica into one process" % cluster.worker_num
+        )
     if rows:
         make_schedule(config.pipeline.strategy, stages, config.pipeline.num_micro_batch, per_replica)
     return Plan(

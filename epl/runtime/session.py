@@ -104,15 +104,7 @@ class RankSession:
         call = self._call(fetches, names)
         arrays = [as_array(spec, value) for spec, value in zip(call.feeds, values)]
         results = self._execute(call, arrays, options, run_metadata)
-        flat: List[Any] = []
-        position = 0
-        for is_tensor in call.is_tensor:
-            if is_tensor:
-                flat.append(results[position])
-                position += 1
-            else:
-                flat.append(None)
-        return call.mapper.build_results(flat)
+        return call.mapper.build_results([None if position is None else results[position] for position in call.positions])
 
     def _execute(self, call: Call, arrays: Sequence[np.ndarray], options: Any, run_metadata: Any) -> List[Any]:
         traits = call.traits

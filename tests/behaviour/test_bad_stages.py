@@ -61,8 +61,9 @@ REFUSED = {
     "three_stages": "one replica of the model needs 3 devices",
     "odd_schedule": "schedule ZeroBubbleV can't divide 3 stages",
     "per_device": "pipeline.stages_per_device = 2 needs the schedule Interleaved or ZeroBubbleV",
+    "dealt_files": "io.slicing has dealt the input files to all 2 workers",
 }
-OPTIONS = {"odd_schedule": {"pipeline.strategy": "ZeroBubbleV"}, "per_device": {"pipeline.stages_per_device": 2}}
+OPTIONS = {"odd_schedule": {"pipeline.strategy": "ZeroBubbleV"}, "per_device": {"pipeline.stages_per_device": 2}, "dealt_files": {"io.slicing": True}}
 
 
 def refused(run):
@@ -81,6 +82,8 @@ def refused(run):
 
 def _build_and_run(epl, case):
     x = tf.placeholder(tf.float32, [None, 4], "x")
+    if case == "dealt_files":
+        tf.data.TFRecordDataset(["one", "two"])
     with epl.replicate(1):
         w = tf.get_variable("w", [4, 4], initializer=tf.ones_initializer())
         h = tf.matmul(x, w)

@@ -271,3 +271,27 @@ def two_optimizers(run):
 def test_row_06_two_optimizers_of_stages(outcome):
     for rank in outcome.ranks:
         assert rank == pytest.approx([0.5, 0.25], rel=1e-5)
+
+
+def fetched_in_any_order(run):
+    """Each rank names what it fetches in an order of its own, as one that comes from a set has."""
+    with run.program():
+        x = tf.placeholder(tf.float32, [None, 2])
+        with run.stage(0):
+            first = tf.square(tf.get_variable("a", [2], initializer=tf.ones_initializer()) * x, name="first")
+        with run.stage(1):
+            loss = run.merge(tf.reduce_mean(tf.get_variable("b", [2], initializer=tf.ones_initializer()) * first))
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        fetched = {"first": run.merge(tf.reduce_mean(first)), "loss": loss, "train": train, "b": tf.global_variables()[1]}
+        names = sorted(fetched, reverse=run.rank % 2 == 1)
+        with run.session() as session:
+            rows = np.arange(8, dtype=np.float32).reshape([4, 2])
+            found = session.run({name: fetched[name] for name in names}, {x: run.local(rows)} if run.feeds else {x: rows})
+            assert list(found) == names
+            return {name: np.asarray(found[name]).tolist() for name in ("first", "loss")}
+
+
+@cases(fetched_in_any_order, "2x1", "4x1-s2", *STAGES, compare=True)
+def test_row_49_fetches_may_be_in_another_order_on_each_rank(outcome):
+    for rank in outcome.ranks:
+        assert rank == pytest.approx(outcome.plain)

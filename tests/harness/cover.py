@@ -29,9 +29,11 @@ Pair = Tuple[Tuple[str, object], Tuple[str, object]]
 
 
 def full_matrix() -> Iterator[Case]:
-    """Every model, optimizer of TensorFlow, layout and input, in the plain style of annotation and session."""
+    """Every model, optimizer of TensorFlow, layout and input, and a transformer with a custom optimizer that clips, in the plain style."""
     for model, optimizer, spread, micro, source in itertools.product(MODELS, FULL_OPTIMIZERS, SPREADS, MICRO_BATCHES, AXES["input"]):
         yield Case(model, optimizer, Layout.parse(spread + micro), source)
+    for spread, micro, source in itertools.product(SPREADS, MICRO_BATCHES, AXES["input"]):
+        yield Case("transformer", "bert", Layout.parse(spread + micro), source)
 
 
 def pairwise_cover(seed: int = 1) -> List[Case]:

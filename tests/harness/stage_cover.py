@@ -27,7 +27,8 @@ AXES: Dict[str, Tuple] = {
     "merged": (True, False),
     "rubbish": (True, False),
 }
-FULL_OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
+FULL_OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad", "bert")
+"""As many as have no common factor with the numbers of micro-batches, which change as often."""
 FEW = 60
 """Cases of the small set."""
 TRIES = 60

@@ -24,6 +24,7 @@ def share_of(files: List[str]) -> List[str]:
     """This worker's share of a list of files, the same list on all workers; logged once per list."""
     env = Env.get()
     cluster, options = env.cluster, env.config.io
+    env.deals_files = True
     replicas = [cluster.gpu_num_per_worker] * cluster.worker_num
     mine = slice_files(files, replicas, cluster.worker_index, options.drop_last_files, options.unbalanced_io_slicing)
     logging.info("io.slicing: worker %d of %d reads %d of %d files: %s", cluster.worker_index, cluster.worker_num, len(mine), len(files), mine[:5])
