@@ -7,6 +7,7 @@ Works from the trace alone, on any machine.
 """
 
 import argparse
+import contextlib
 import html
 import io
 import json
@@ -143,9 +144,20 @@ def write_picture(trace: Any, step: Any, path: str, ending: str, table: str) -> 
     from epl.profiler.timeline.draw import draw
 
     figure = draw(trace, step)
-    if ending != ".html":
-        figure.savefig(path, dpi=120)
-        return
+    # A reader sees the old file or all of the new one.
+    partial = "%s.%d.tmp" % (path, os.getpid())
+    try:
+        if ending == ".html":
+            _write_page(figure, partial, table)
+        else:
+            figure.savefig(partial, dpi=120, format=ending[1:])
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+
+
+def _write_page(figure: Any, path: str, table: str) -> None:
     image = io.StringIO()
     figure.savefig(image, format="svg")
     picture = image.getvalue()

@@ -77,6 +77,16 @@ class _Stream:
             self._console.flush()
 
 
+def new_log(path: str) -> IO[bytes]:
+    """Open a log that is followed while it grows. One of an earlier run stays, as PATH.1; of several, the highest number is the latest."""
+    if os.path.isfile(path) and os.path.getsize(path):
+        number = 1
+        while os.path.lexists("%s.%d" % (path, number)):
+            number += 1
+        os.rename(path, "%s.%d" % (path, number))
+    return open(path, "ab")
+
+
 class _Rank:
     """A started process, the leader of a process group of its own."""
 
@@ -87,7 +97,7 @@ class _Rank:
         self.ended_at = 0.0
         self.code: Optional[int] = None
         self.stopped_by_us = False
-        self._file: Optional[IO[bytes]] = open(command.log, "wb") if command.log else None  # noqa: SIM115, closed by close()
+        self._file: Optional[IO[bytes]] = new_log(command.log) if command.log else None
         self.process = subprocess.Popen(
             list(command.arguments),
             env=dict(command.environment),

@@ -308,6 +308,13 @@ def dtype_of(program: Program, name: str, index: int) -> int:
     return types[index]
 
 
+def has_strings(program: Program, node: Node) -> bool:
+    """Whether an op takes or gives strings, for which no device but a CPU has kernels."""
+    if is_call(program, node):
+        return False
+    return types_pb2.DT_STRING in [dtype_of(program, *ref) for ref in node.inputs] + output_types(node, program)
+
+
 @functools.lru_cache(maxsize=None)
 def _never_a_handle(op: str) -> bool:
     """True for an op type none of whose outputs can be a reference or a resource."""

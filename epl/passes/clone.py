@@ -132,8 +132,9 @@ class Cloner:
     def _host_nodes(self) -> Set[str]:
         """Nodes that must sit where the shared resources are: those given a handle of one."""
         found = set(self.facts.shared)
+        on_cpus = all("CPU" in device for device in self.task.devices)
         for node in self.program.nodes.values():
-            if node.op in op_table.PYTHON:
+            if node.op in op_table.PYTHON or not on_cpus and op_table.has_strings(self.program, node):
                 found.add(node.name)
             elif node.name not in found and any(s in self.facts.shared for s, _ in node.inputs):
                 found.add(node.name)

@@ -25,7 +25,8 @@ class Outputs(Pass):
         nodes = dict(program.nodes)
         mapping: Dict[Ref, Ref] = {}
         for node in merges:
-            build = Builder(nodes, task.home(node.taskgraph), FORWARD)
+            strings = op_table.dtype_of(program, *node.inputs[0]) in op_table.OPAQUE
+            build = Builder(nodes, task.host if strings else task.home(node.taskgraph), FORWARD)
             del nodes[node.name]
             mapping[node.name, 0] = _lower(program, task, build, node)
         return rewire(program, nodes, mapping)

@@ -1,7 +1,8 @@
 """Live memory over a training step, from TensorFlow's allocation records."""
 
+import contextlib
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -165,7 +166,7 @@ class MemoryProfilerHook(tf.train.SessionRunHook):
         os.makedirs(self._output_dir, exist_ok=True)
         if self._dump_metadata:
             path = os.path.join(self._output_dir, "run_metadata_%d.bin" % self._runs)
-            with open(path, "wb") as out:
+            with _new_file(path) as partial, open(partial, "wb") as out:
                 out.write(metadata.SerializeToString())
         if self._visualize:
             draw_memory(devices, os.path.join(self._output_dir, "memory_%d.png" % self._runs), "Run %d" % self._runs)
@@ -207,4 +208,17 @@ def draw_memory(devices: Dict[str, DeviceMemory], path: str, title: str) -> None
         panel.set_ylim(0, 1.1 * memory.peak / factor + 1e-9)
         panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
     figure.tight_layout()
-    figure.savefig(path)
+    with _new_file(path) as partial:
+        figure.savefig(partial, format="png")
+
+
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[str]:
+    """A name to write to, which then becomes `path`: a reader sees the old file or all of the new one."""
+    partial = "%s.%d.tmp" % (path, os.getpid())
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)

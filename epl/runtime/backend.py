@@ -1,6 +1,7 @@
 """The connected job: Horovod, started once per process, and what EPL asks of it outside of programs."""
 
 import atexit
+import contextlib
 import os
 import struct
 import threading
@@ -8,9 +9,11 @@ from typing import Any, Dict, List, MutableMapping, Optional, Sequence, Tuple
 
 from epl.cluster.tf_config import parse_tf_config
 from epl.errors import BackendError
+from epl.runtime.aborts import held_back
 from epl.runtime.gloo import GLOO_TIMEOUT_SECONDS
 from epl.runtime.ranks import RankInfo
 from epl.runtime.rendezvous import Rendezvous
+from epl.runtime.vigil import Vigil
 
 CYCLE_TIME_MS = "0.5"
 """Horovod's pause between two rounds of its background loop, which is the latency of a small collective.
@@ -58,22 +61,35 @@ class Backend:
         if ranks.launcher == "tf_config":
             if hvd.is_initialized():
                 raise BackendError("the script calls hvd.init() before EPL has told Horovod about the workers of TF_CONFIG; remove the call")
-            rendezvous = _meet(ranks, os.environ)
-        try:
-            hvd.init()
-        except Exception as error:
-            if rendezvous is not None:
-                rendezvous.stop()
-            raise BackendError("Horovod does not start on rank %d of %d: %s" % (ranks.rank, ranks.size, error)) from error
+            rendezvous = _meet(ranks, os.environ, float(config.cluster.stall_timeout))
         backend = cls(hvd, rendezvous)
-        backend._check(ranks)
+        try:
+            backend._start(ranks)
+            backend._check(ranks)
+        except BackendError as error:
+            backend._give_up(error)
+            raise
         return backend
+
+    def _start(self, ranks: RankInfo) -> None:
+        try:
+            with held_back(self.vigil.hold) if self.vigil is not None else contextlib.nullcontext():
+                self._hvd.init()
+        except Exception as error:
+            raise BackendError("Horovod does not start on rank %d of %d: %s" % (ranks.rank, ranks.size, error)) from error
+
+    def _give_up(self, error: BackendError) -> None:
+        if self.vigil is not None:
+            self.vigil.failed(error)
+        if self._hvd.is_initialized():
+            self.shutdown(wait=False)
+        elif self._rendezvous is not None:
+            self._rendezvous.stop()
 
     def _check(self, ranks: RankInfo) -> None:
         found = (self.rank, self.size)
         if found == (ranks.rank, ranks.size):
             return
-        self.shutdown(wait=False)
         raise BackendError(
             "the launcher announced rank %d of %d (found by %s), but Horovod is rank %d of %d: it was built without this launcher's MPI, or another "
             "MPI is loaded. Use the mpirun that Horovod was built with (`horovodrun --check-build` lists what it can do), or epl-launch, which needs "
@@ -91,6 +107,11 @@ class Backend:
     @property
     def local_rank(self) -> int:
         return int(self._hvd.local_rank())
+
+    @property
+    def vigil(self) -> Optional[Vigil]:
+        """Watches over the ranks of TF_CONFIG until it is told `started`, when something else does."""
+        return self._rendezvous.vigil if self._rendezvous is not None else None
 
     @property
     def single_machine(self) -> bool:
@@ -222,12 +243,12 @@ def _set_defaults(environ: MutableMapping[str, str], config: Any) -> None:
         environ.setdefault(name, value)
 
 
-def _meet(ranks: RankInfo, environ: MutableMapping[str, str]) -> Rendezvous:
+def _meet(ranks: RankInfo, environ: MutableMapping[str, str], stall_timeout: float) -> Rendezvous:
     """Find the other workers of TF_CONFIG and tell Horovod where they are. Raises ClusterError."""
     member = parse_tf_config(environ.get("TF_CONFIG"))
     if member is None or (member.index, len(member.hosts)) != (ranks.rank, ranks.size):
         raise BackendError("TF_CONFIG has changed since this process found itself to be rank %d of %d" % (ranks.rank, ranks.size))
-    rendezvous = Rendezvous(member.hosts, member.index)
+    rendezvous = Rendezvous(member.hosts, member.index, stall_timeout=stall_timeout)
     for name, value in rendezvous.join().items():
         if name == "HOROVOD_GLOO_IFACE":
             environ.setdefault(name, value)

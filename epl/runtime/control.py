@@ -109,6 +109,12 @@ class ControlChannel:
     def place(self) -> Place:
         return self._place
 
+    @property
+    def last_entry(self) -> Optional[Tuple[int, str, int]]:
+        """(number, program, step) of the parallel program that this rank has entered last."""
+        number = self._place[0]
+        return self._ring[number % _REMEMBERED] if number else None
+
     def runs_programs_here(self) -> bool:
         """Whether the calling thread is the one that enters the parallel programs."""
         return self._thread_of_programs == threading.get_ident()
@@ -164,13 +170,13 @@ class ControlChannel:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
-                self._wait_or_raise(left)
+                self._wait_or_raise(left, "this rank waited for %s %r (number %d)" % (_kind_of(key), key[1], key[2]))
             else:
                 return self._results.pop(key)
         self._post({"type": "withdraw"})
         raise StallError(
             "rank %d has waited %g s for %s %r (number %d); what each rank was doing:\n%s"
-            % (self.rank, timeout or 0.0, "the agreement" if key[0] == "agreed" else "rank 0's decision", key[1], key[2], self.report())
+            % (self.rank, timeout or 0.0, _kind_of(key), key[1], key[2], self.report())
         )
 
     @contextlib.contextmanager
@@ -181,13 +187,13 @@ class ControlChannel:
         finally:
             self.waiters -= 1
 
-    def _wait_or_raise(self, seconds: Optional[float] = None) -> None:
-        """Wait for any change; raises the job's trouble. Needs the lock."""
+    def _wait_or_raise(self, seconds: Optional[float] = None, place: str = "") -> None:
+        """Wait for any change; raises the job's trouble, with where this rank was. Needs the lock."""
         if self.trouble is None:
             self._changed.wait(seconds)
         if self.trouble is not None:
             self.raised = True
-            raise self.trouble.error()
+            raise self.trouble.error(place)
 
     def report(self, timeout: float = 3.0) -> str:
         """What every rank is doing, a line each, by rank 0's book."""
@@ -377,3 +383,7 @@ class ControlChannel:
         with self._changed:
             self._results[key] = value
             self._changed.notify_all()
+
+
+def _kind_of(key: Result) -> str:
+    return "the agreement" if key[0] == "agreed" else "rank 0's decision"

@@ -5,6 +5,7 @@ launcher serves).
 """
 
 import json
+import socket
 import socketserver
 import threading
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
@@ -15,6 +16,7 @@ GLOO_TIMEOUT_SECONDS = 300
 """Gloo gives up after 30 s by default, which is less than ranks may differ in loading a big script."""
 
 _HELLO_LIMIT = 1 << 20
+_ANSWER_LIMIT = 4096
 
 
 class Slot(NamedTuple):
@@ -70,9 +72,25 @@ class GlooStore:
     """
 
     HELLO = "/epl/hello"
+    VIGIL = "/epl/vigil"
 
-    def __init__(self, address: str, port: int, slots: Sequence[Slot], hello: Optional[Callable[[Mapping[str, Any]], Dict[str, Any]]] = None):
-        """Listen at (address, port); port 0 takes a free one. Raises OSError, or BackendError without Horovod."""
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        slots: Sequence[Slot],
+        hello: Optional[Callable[[Mapping[str, Any]], Dict[str, Any]]] = None,
+        vigil: Optional[Callable[[socket.socket], None]] = None,
+    ):
+        """Listen at (address, port). Raises OSError, or BackendError without Horovod.
+
+        Args:
+          address: of an own interface.
+          port: 0 takes a free one.
+          slots: the places of all ranks.
+          hello: answers a POST to HELLO.
+          vigil: gets, for good, the connection of each POST to VIGIL.
+        """
         try:
             from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
         except ImportError as error:
@@ -80,6 +98,12 @@ class GlooStore:
 
         class Handler(RendezvousHandler):
             def do_POST(self) -> None:  # noqa: N802, the name is fixed by http.server
+                if vigil is not None and self.path == GlooStore.VIGIL:
+                    self.send_response(200)
+                    self.end_headers()
+                    # The server ends its own handle of the connection, and must not end the connection.
+                    vigil(socket.socket(fileno=self.request.detach()))
+                    return
                 length = int(self.headers.get("Content-Length") or 0)
                 if hello is None or self.path != GlooStore.HELLO or length > _HELLO_LIMIT:
                     self.send_status_code(404)
@@ -121,3 +145,23 @@ class GlooStore:
             self._thread.join(timeout=5)
             self._thread = None
         self._server.server_close()
+
+
+def ask_for_vigil(address: str, port: int, timeout: float) -> socket.socket:
+    """A connection that the store at this address has given to its vigil. Raises OSError."""
+    handle = socket.create_connection((address, port), timeout=timeout)
+    try:
+        handle.sendall(b"POST %s HTTP/1.0\r\n\r\n" % GlooStore.VIGIL.encode())
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):
+            more = handle.recv(1)  # what follows the answer is not for here
+            if not more or len(answer) > _ANSWER_LIMIT:
+                raise OSError("it is no worker of EPL")
+            answer += more
+        if answer.split(None, 2)[1:2] != [b"200"]:
+            raise OSError("it is no worker of this version of EPL")
+    except BaseException:
+        handle.close()
+        raise
+    handle.setblocking(False)
+    return handle

@@ -4,6 +4,8 @@ import functools
 import math
 from typing import List, Sequence
 
+from absl import logging
+
 from epl.errors import ConfigError
 
 
@@ -47,6 +49,11 @@ def slice_files(
             )
         files = files[: len(files) - left_over]
     elif left_over and not unbalanced:
+        logging.warning(
+            "io.slicing: %d files do not fill rounds of %d (shares %s), so every worker reads all of them, each as often as its share says, and the "
+            "data is not divided. Give more files, or set io.unbalanced_io_slicing to deal them all out, or io.drop_last_files to leave out the rest",
+            len(files), round_size, shares,
+        )  # fmt: skip
         return [f for f in files for _ in range(shares[worker_index])]
     dealt = [_dealt(files, shares, w) for w in range(len(shares))]
     empty = [w for w, share in enumerate(shares) if share and not dealt[w]]

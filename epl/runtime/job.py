@@ -4,6 +4,7 @@ import threading
 from typing import Any, Optional, Tuple
 
 from epl.env import Env
+from epl.errors import ClusterError
 from epl.runtime.backend import Backend
 from epl.runtime.control import ControlChannel
 from epl.runtime.exits import ExitHooks
@@ -11,6 +12,20 @@ from epl.runtime.ranks import detect_ranks
 from epl.runtime.watchdog import Watchdog
 
 _lock = threading.RLock()
+
+
+def check_started(cluster: Any) -> None:
+    """Refuse to run on a cluster that is not the one this process was started in.
+
+    Raises ClusterError that names both.
+    """
+    ranks = detect_ranks()
+    if (cluster.worker_num, cluster.worker_index) != (ranks.size, ranks.rank):
+        raise ClusterError(
+            "The cluster has %d workers and this process is number %d of them, but it was started as rank %d of %d (%s). Start one process for each "
+            "worker with epl-launch, mpirun, horovodrun or TF_CONFIG, and let epl.Cluster take hosts and index from there"
+            % (cluster.worker_num, cluster.worker_index, ranks.rank, ranks.size, "no launcher" if ranks.launcher == "none" else ranks.launcher)
+        )
 
 
 def connect_job(config: Any) -> Tuple[Optional[Backend], Optional[ControlChannel]]:
@@ -32,11 +47,16 @@ def connect_job(config: Any) -> Tuple[Optional[Backend], Optional[ControlChannel
         if env.horovod is None:
             env.horovod = Backend.connect(ranks, config)
         control = ControlChannel(env.horovod, config.cluster.stall_timeout)
+        vigil = env.horovod.vigil
         try:
             control.start()
-        except BaseException:
+        except BaseException as error:
+            if vigil is not None:
+                vigil.failed(error)
             control.close(orderly=False)
             raise
+        if vigil is not None:
+            vigil.started()
         watchdog = Watchdog(control)
         watchdog.start()
         env.exit_hooks = ExitHooks(control, watchdog, _leave_for_good, env.horovod.forget_exit_handler)

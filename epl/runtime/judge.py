@@ -91,11 +91,12 @@ class Trouble:
 
     text: str
 
-    def error(self) -> EplError:
-        """The exception for callers that wait."""
+    def error(self, place: str = "") -> EplError:
+        """The exception for callers that wait; `place` says where they do."""
+        text = "%s\n%s" % (self.text, place) if place else self.text
         if self.kind == "diverged":
-            return DivergenceError(self.text)
-        return StallError(self.text) if self.kind == "silent" else RankFailedError(self.text)
+            return DivergenceError(text)
+        return StallError(text) if self.kind == "silent" else RankFailedError(text)
 
     def to_json(self) -> Dict[str, Any]:
         return {"kind": self.kind, "ranks": list(self.ranks), "text": self.text}

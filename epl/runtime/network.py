@@ -44,6 +44,14 @@ def describe_interfaces() -> str:
     return ", ".join(str(one) for one in local_interfaces()) or "unknown"
 
 
+def interface_hint() -> str:
+    """For error messages: how to choose another interface, and which ones there are."""
+    return (
+        "HOROVOD_GLOO_IFACE=NAME chooses the interface of Gloo, 'mpirun --mca btl_tcp_if_include NAME --mca oob_tcp_if_include NAME' that of MPI; "
+        "this machine has %s" % describe_interfaces()
+    )
+
+
 def resolve(host: str) -> str:
     """The IPv4 address of a host. Raises ClusterError that names the host."""
     try:

@@ -6,7 +6,6 @@ there, so that a missing, doubled or differently configured worker is named inst
 of ending in a timeout deep inside Gloo.
 """
 
-import hashlib
 import http.client
 import json
 import os
@@ -14,13 +13,15 @@ import secrets
 import socket
 import threading
 import time
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from epl.cluster.hosts import machine_of
 from epl.errors import ClusterError
 from epl.runtime import network
 from epl.runtime.gloo import GlooStore, Slot, assign_slots, slot_environment
+from epl.runtime.roll import Claim, Reply, Roll, digest_of
 from epl.runtime.speak import say
+from epl.runtime.vigil import Keeper, Member, Vigil
 
 TIMEOUT_VARIABLE = "EPL_RENDEZVOUS_TIMEOUT"
 """The environment variable with the seconds to wait for all workers."""
@@ -33,87 +34,6 @@ FAREWELL_SECONDS = 2.5
 
 TAKEN_SECONDS = 15.0
 """How long a worker whose place is taken by a running job tries again: an earlier run may just be ending."""
-
-Reply = Dict[str, Any]
-
-
-class Claim(NamedTuple):
-    """A process that says it is some worker."""
-
-    nonce: str
-    process: str
-    """Where it runs, for messages: "host vm, process 123"."""
-
-
-class Roll:
-    """Worker 0's list of who has said hello. Thread-safe; knows nothing of the network."""
-
-    def __init__(self, hosts: Sequence[str], claim: Claim):
-        self._hosts = list(hosts)
-        self._digest = digest_of(hosts)
-        self._lock = threading.Lock()
-        self._claims: Dict[int, Claim] = {0: claim}
-        self._replaced: Set[str] = set()
-        self._refused: Optional[str] = None
-        self.nonce = claim.nonce
-
-    def hello(self, message: Mapping[str, Any]) -> Reply:
-        """Enter a worker and answer "wait", "ready", "taken" (the job runs without it) or "refused"."""
-        with self._lock:
-            answer = self._enter(message)
-            answer["server"] = self.nonce
-            return answer
-
-    def _enter(self, message: Mapping[str, Any]) -> Reply:
-        index, claim = int(message["index"]), Claim(str(message["nonce"]), str(message["process"]))
-        if message["digest"] != self._digest:
-            theirs = ", ".join(str(host) for host in message["hosts"])
-            return self._refusal(
-                "worker %d (%s) has another list of workers in TF_CONFIG than worker 0: %s instead of %s; give all processes the same 'cluster'"
-                % (index, claim.process, theirs, ", ".join(self._hosts))
-            )
-        held = self._claims.get(index)
-        if held is not None and held.nonce != claim.nonce:
-            text = self._duplicate(index, held, claim)
-            if not self._missing():
-                return {"state": "taken", "error": text}
-            # A restarted process may take the place of its dead predecessor, but not that of
-            # worker 0, which lives, nor may a predecessor be heard again afterwards.
-            if index == 0 or claim.nonce in self._replaced:
-                return self._refusal(text)
-            self._replaced.add(held.nonce)
-        self._claims[index] = claim
-        if self._refused is not None:
-            return {"state": "refused", "error": self._refused}
-        missing = self._missing()
-        return {"state": "wait" if missing else "ready", "missing": missing}
-
-    def _refusal(self, text: str) -> Reply:
-        """Refuse this worker and with it the whole job, which can't become complete."""
-        self._refused = self._refused or text
-        return {"state": "refused", "error": text}
-
-    def _duplicate(self, index: int, held: Claim, claim: Claim) -> str:
-        return (
-            "two processes claim to be worker %d (%s): %s and %s; give every process its own TF_CONFIG['task']['index'] (epl-launch: its own "
-            "--machine_rank), and check that no process of an earlier run is left" % (index, self._hosts[index], held.process, claim.process)
-        )
-
-    def _missing(self) -> List[int]:
-        return [index for index in range(len(self._hosts)) if index not in self._claims]
-
-    def missing(self) -> List[int]:
-        with self._lock:
-            return self._missing()
-
-    def refused(self) -> Optional[str]:
-        """Why the job can't start, or None."""
-        with self._lock:
-            return self._refused
-
-
-def digest_of(hosts: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(list(hosts)).encode()).hexdigest()
 
 
 def timeout_seconds(environ: Mapping[str, str] = os.environ) -> float:
@@ -131,12 +51,25 @@ def timeout_seconds(environ: Mapping[str, str] = os.environ) -> float:
 class Rendezvous:
     """The way of one worker from TF_CONFIG to the environment that Horovod's Gloo needs."""
 
-    def __init__(self, hosts: Sequence[str], index: int, timeout: Optional[float] = None):
+    def __init__(self, hosts: Sequence[str], index: int, timeout: Optional[float] = None, stall_timeout: Optional[float] = None):
+        """Args:
+        hosts: the addresses of all workers.
+        index: which of them this process is.
+        timeout: seconds to wait for the others; those of EPL_RENDEZVOUS_TIMEOUT without it.
+        stall_timeout: seconds of silence after which the vigil takes a worker for stopped; without it there is no vigil.
+        """
         self._hosts = list(hosts)
         self._index = index
         self._timeout = timeout_seconds() if timeout is None else timeout
         self._slots: List[Slot] = assign_slots([machine_of(host) for host in hosts])
         self._claim = Claim(secrets.token_hex(16), "host %s, process %d" % (socket.gethostname(), os.getpid()))
+        self._keeper: Optional[Keeper] = None
+        self._member: Optional[Member] = None
+        if index == 0:
+            self._roll = Roll(self._hosts, self._claim)
+            self._keeper = Keeper(self._hosts, self._roll, stall_timeout) if stall_timeout else None
+        elif stall_timeout:
+            self._member = Member(index, self._hosts, self._claim.nonce, stall_timeout)
         self._start = time.monotonic()
         self._said: Dict[str, float] = {}
         self._store: Optional[GlooStore] = None
@@ -162,18 +95,29 @@ class Rendezvous:
         else:
             server = chief_address
         where = os.environ.get("HOROVOD_GLOO_IFACE") or interface or "of Horovod's choice (none has the address %s)" % own_address
+        if self.vigil is not None:
+            self.vigil.start()
         self._tell("rendezvous of %d workers at %s, over the interface %s" % (len(self._hosts), self._hosts[0], where))
         try:
             self._wait(chief_address)
         except ClusterError:
             if self._store is not None:
                 time.sleep(FAREWELL_SECONDS)
-                self._store.stop()
+            self.stop()
             raise
+        if self.vigil is not None:
+            self.vigil.arm()
         self._joined = True
         return slot_environment(self._slots[self._index], server, self._port, interface.name if interface else None)
 
+    @property
+    def vigil(self) -> Optional[Vigil]:
+        """Watches over all workers while they start."""
+        return self._keeper or self._member
+
     def stop(self) -> None:
+        if self.vigil is not None:
+            self.vigil.close()
         if self._store is not None:
             self._store.stop()
 
@@ -241,7 +185,6 @@ class Rendezvous:
             everywhere = not self._all_on_one_machine()
         else:
             everywhere = network.interface_of(own) is None  # behind address translation, as in some containers
-        self._roll = Roll(self._hosts, self._claim)
         self._store = self._open_store("0.0.0.0" if everywhere else own, own)
         self._store.start()
         return "127.0.0.1" if everywhere else own
@@ -250,6 +193,8 @@ class Rendezvous:
         """Listen, trying for a while when the port is taken. Raises ClusterError."""
         while True:
             try:
+                if self._keeper is not None:
+                    return GlooStore(address, self._port, self._slots, self._keeper.hello, self._keeper.admit)
                 return GlooStore(address, self._port, self._slots, self._roll.hello)
             except OSError as error:
                 reply = self._say_hello(own)[0] or {}
@@ -276,8 +221,8 @@ class Rendezvous:
             if self._elapsed() > self._timeout:
                 raise ClusterError(
                     "%s after %.0f s. Check that each of them was started, that each has its own TF_CONFIG['task']['index'], and that worker 0's "
-                    "address is reachable from its machine (firewall, interface; HOROVOD_GLOO_IFACE chooses one of %s). %s changes how long to wait"
-                    % (text, self._elapsed(), network.describe_interfaces(), TIMEOUT_VARIABLE)
+                    "address is reachable from its machine (firewall, interface; %s). %s changes how long to wait"
+                    % (text, self._elapsed(), network.interface_hint(), TIMEOUT_VARIABLE)
                 )
             if self._elapsed() > REPORT_SECONDS / 2:
                 self._tell(text, every=REPORT_SECONDS)
@@ -301,6 +246,8 @@ class Rendezvous:
 
     def _ask_chief(self, chief: str) -> Tuple[List[int], Optional[str]]:
         """Other workers: who is missing, by worker 0's answer. Raises ClusterError when it refuses."""
+        # First the connection of the vigil, so that no worker counts as present whose end nobody would notice.
+        unwatched = self._member and self._member.attend(chief, self._port)
         reply, problem = self._say_hello(chief)
         if reply is None:
             return [0], problem
@@ -308,6 +255,9 @@ class Rendezvous:
             raise ClusterError(str(reply.get("error")))
         if reply.get("state") == "taken":
             return [self._index], str(reply.get("error"))
+        if self._member is not None and self._member.server != reply.get("server"):
+            self._member.go()
+            return [0], unwatched or "%s has been started again" % self._hosts[0]
         return [int(index) for index in reply.get("missing", [])], None
 
     def _missing_text(self, missing: Sequence[int], problem: Optional[str]) -> str:

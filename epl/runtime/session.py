@@ -24,6 +24,8 @@ from epl.runtime.calls import Call, Ready, feed_items, fetch_key, new_call
 from epl.runtime.compiler import Executable, Signature, Traits, bind, compile_program
 from epl.runtime.feeding import as_array, check, modes_of
 from epl.runtime.graph_index import GraphIndex
+from epl.runtime.job import check_started, connect_job
+from epl.runtime.notes import Notes
 from epl.runtime.planning import make_plan, make_task
 from epl.runtime.store import Store
 
@@ -51,6 +53,7 @@ class RankSession:
         self._agreed: Set[str] = set()
         self._alike: Dict[str, List[Signature]] = {}
         self._steps = 0
+        self._notes = Notes()
         # Compiling and bookkeeping are short; a step may last, and may wait for another
         # thread (a queue runner) whose own program must be compiled meanwhile.
         self._lock = threading.RLock()
@@ -154,14 +157,12 @@ class RankSession:
                 raise
         else:
             self._steps += 1
-            control.enter(ready.executable.task.key, self._steps)
-            try:
-                results = call(*values, **keywords)
-            except tf.errors.OpError as error:
-                self._raise(error, ready)
-                raise
-            finally:
-                control.leave()
+            with self._entered(ready.executable.task.key):
+                try:
+                    results = call(*values, **keywords)
+                except tf.errors.OpError as error:
+                    self._raise(error, ready)
+                    raise
         if ready.executable.restores:
             self._position.clear()  # what an interrupted step has accumulated belongs to other weights
         if ready.executable.written and self._is_shared and not self._is_local:
@@ -179,9 +180,13 @@ class RankSession:
 
     def _raise(self, error: tf.errors.OpError, ready: Ready) -> None:
         """Turn an ended input of any rank into the same error on all ranks."""
-        if ready.ended is not None and isinstance(error, tf.errors.OutOfRangeError):
+        ended = isinstance(error, tf.errors.OutOfRangeError)
+        if ended and ready.executable.task.parallel:
+            self._notes.ended(own=True)
+        if ready.ended is not None and ended:
             ready.ended(_ZERO)
         elif GATE in (error.message or "") and isinstance(error, tf.errors.InvalidArgumentError):
+            self._notes.ended(own=False)
             raise tf.errors.OutOfRangeError(None, None, "The input of another rank has ended; nothing of this step was applied") from error
 
     @property
@@ -225,12 +230,22 @@ class RankSession:
                 return False
             self._last = None
             self._steps += 1
-            control.enter(ready.executable.task.key, self._steps)
-            try:
+            with self._entered(ready.executable.task.key):
                 ready.ended(_ZERO)
-            finally:
-                control.leave()
             return True
+
+    @contextlib.contextmanager
+    def _entered(self, program: str) -> Iterator[None]:
+        """While it lasts, the other ranks see this one in a program."""
+        control = Env.get().control
+        if control is None:
+            yield
+            return
+        control.enter(program, self._steps)
+        try:
+            yield
+        finally:
+            control.leave()
 
     # Before a parallel program.
 
@@ -261,8 +276,6 @@ class RankSession:
 
     def _connect(self) -> None:
         if Env.get().control is None:
-            from epl.runtime.job import connect_job
-
             connect_job(Env.get().config)
 
     def synchronize(self, among: Optional[FrozenSet[str]] = None) -> None:
@@ -283,16 +296,11 @@ class RankSession:
                 task = self._task()
                 name = "sync" + hashlib.sha1("|".join(variables).encode()).hexdigest()[:10]
                 program = self._bound(sync_program(self._whole(), variables, dataclasses.replace(task, key=name)))
-                if program.targets:
-                    loaded = self.store.load(program, name)
-                    control = Env.get().control
-                    if control is not None:
-                        control.enter("synchronize", self._steps)
-                    try:
+                # Also who holds none of the variables enters: ranks are judged by how often they did.
+                with self._entered("synchronize"):
+                    if program.targets:
+                        loaded = self.store.load(program, name)
                         self.store.callable_of(loaded)(*[_ZERO for _ in loaded.feeds])
-                    finally:
-                        if control is not None:
-                            control.leave()
             self._dirty = {v: None for v in self._dirty if among is not None and v not in among}
             self._synchronized = True
 
@@ -326,12 +334,15 @@ class RankSession:
                 if ready is None:
                     ready = self._compile(call, part, modes)
                     call.ready[part, modes] = ready
+                    if call.traits.trains:
+                        self._notes.training(self.plan, ready.executable.draws, arrays, modes, parts)
         return ready
 
     def _compile(self, call: Call, part: str, modes: Tuple[str, ...]) -> Ready:
         whole = self._whole()
         signature = Signature(call.fetches, tuple(s.name for s in call.feeds), modes)
         if self.plan.ranks > 1 and (call.traits.parallel or self.plan.places):
+            check_started(Env.get().cluster)
             self._connect()
         executable = compile_program(whole, signature, call.traits, self.plan, self._task(part), numbered=lambda key: self._numbered(key, signature))
         task = executable.task

@@ -79,7 +79,9 @@ class Watchdog(threading.Thread):
         if program is not None:
             here = "this rank was in program %r, step %d, for %.0f s" % (program, step, time.monotonic() - since)
         else:
-            here = "this rank was outside of parallel programs"
+            last = self._control.last_entry
+            # A call that the end of the other rank has broken off is over already.
+            here = "this rank was outside of parallel programs" + (" (the last was %r, step %d)" % last[1:] if last else "")
         say(self._control.rank, "the job is broken; %s\n%s" % (here, trouble.text))
 
 

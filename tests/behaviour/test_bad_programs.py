@@ -281,6 +281,13 @@ def uninitialised():
     tf.Session().run([loss, train], {x: np.ones((4, 2))})
 
 
+def started_alone():
+    start()
+    with epl.Cluster(worker_hosts="127.0.0.1:7801,127.0.0.1:7802", worker_index=1):
+        x, loss, train = linear()
+        session().run([loss, train], {x: np.ones((4, 2))})
+
+
 MISTAKES = [
     (
         not_divisible,
@@ -334,6 +341,11 @@ MISTAKES = [
     (closed_session, RuntimeError, "closed Session"),
     (callable_with_too_few_values, TypeError, "The callable takes 1 feed values, got 0"),
     (uninitialised, tf.errors.FailedPreconditionError, "w"),
+    (
+        started_alone,
+        errors.ClusterError,
+        "The cluster has 2 workers and this process is number 1 of them, but it was started as rank 0 of 1 (no launcher). Start one process for each",
+    ),
 ]
 
 

@@ -1,113 +1,122 @@
-"""A rank killed at any moment of a training run ends the others, with an error that names it."""
+"""A rank killed at any moment of a job ends the others, with an error that names it and what they wait for."""
 
 import json
 import os
-import random
-import signal
-import socket
+import re
 import subprocess
 import sys
-import time
 
 import pytest
 
-pytestmark = pytest.mark.ranks
+from tests.behaviour import killed_ranks
+from tests.behaviour.killed_ranks import RENDEZVOUS_TIMEOUT, STALL_TIMEOUT, parts_of
+from tests.harness.pool import ROOT
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TIMEOUT = 10
+pytest.importorskip("horovod")
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
-SCRIPT = (
-    """
-import json, os, sys, time
-import numpy as np
-import tensorflow.compat.v1 as tf
-tf.disable_v2_behavior()
-tf.enable_resource_variables()
-import epl
-epl.init(epl.Config({"cluster.stall_timeout": %d}))
-epl.set_default_strategy(epl.replicate(1))
-data = tf.data.Dataset.from_tensor_slices(np.ones([64, 32], np.float32)).repeat().batch(8)
-x = tf.data.make_one_shot_iterator(data).get_next()
-w = tf.get_variable("w", [32, 32], initializer=tf.zeros_initializer())
-loss = tf.reduce_mean(tf.square(tf.matmul(x, w) - 1.0))
-train = tf.train.AdamOptimizer(0.01).minimize(loss, global_step=tf.train.get_or_create_global_step())
-folder = sys.argv[1] if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0 else None
-with tf.train.MonitoredTrainingSession(checkpoint_dir=folder, save_checkpoint_steps=20) as session:
-    print("running", flush=True)
-    end = time.time() + 60
-    while time.time() < end:
-        session.run(train)
-"""
-    % TIMEOUT
-)
+FEW = ["start-1", "horovod-1-3", "compile-1", "train-0-2-0", "evaluate-1", "end-0"]
+"""In one job. See `killed_ranks` for what the names mean."""
+
+PHASES = ["start", "horovod", "frozen", "compile", "train", "evaluate", "close", "end"]
+STAYING = ["%s-%d" % (phase, victim) for phase in PHASES for victim in (0, 1)]
+MANY = STAYING + ["train-1-2-%d" % seed for seed in range(1, 7)] + ["train-0-2-%d" % seed for seed in range(7, 11)] + [
+    "start-0-2-11", "start-1-2-12", "start-0-2-13", "start-1-2-14", "horovod-2-4", "train-2-4", "train-0-4", "compile-3-4", "evaluate-1-4",
+    "end-2-4"]  # fmt: skip
+
+RUNNING = [case for case in MANY if case.startswith(("compile", "train", "evaluate"))]
+"""Those in which a rank is killed while others wait for it in a run."""
+
+SECONDS = {"start": RENDEZVOUS_TIMEOUT[1] + 15, "horovod": 6}
+"""Within which the others end, when ranks are still missing, and when they wait in Horovod's start; afterwards it is by the stall timeout."""
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for item in sockets:
-        item.bind(("127.0.0.1", 0))
-    ports = [item.getsockname()[1] for item in sockets]
-    for item in sockets:
-        item.close()
-    return ports
+def run_cases(folder, cases):
+    """What became of each case."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "HOROVOD_", "EPL_", "TF_CONFIG"))}
+    env.update(PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="2", OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", PYTHONUNBUFFERED="1")
+    command = [sys.executable, killed_ranks.__file__, str(folder)] + list(cases)
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=580)
+    found = {line["case"]: line for line in (json.loads(text) for text in done.stdout.splitlines() if text.startswith("{"))}
+    assert done.returncode == 0 and set(found) == set(cases), done.stdout
+    for one in found.values():
+        for survivor in one["survivors"]:
+            with open(survivor["log"], errors="replace") as log:
+                survivor["text"] = log.read()
+    return found
 
 
-def start_ranks(tmp_path, count):
-    """Ranks started by hand, as a cluster manager does: nobody but EPL ends them."""
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    hosts = ["127.0.0.1:%d" % port for port in free_ports(count)]
-    ranks = []
-    for index in range(count):
-        config = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
-        env = dict(os.environ, TF_CONFIG=config, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL="2", OMP_NUM_THREADS="1")
-        log = open(str(tmp_path / ("rank%d.log" % index)), "w")
-        command = [sys.executable, str(path), str(tmp_path / "checkpoints")]
-        ranks.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
-    return ranks
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    return run_cases(tmp_path_factory.mktemp("few"), FEW)
 
 
-def wait_until(condition, seconds, what):
-    end = time.time() + seconds
-    while time.time() < end:
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("not within %d s: %s" % (seconds, what))
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Also in one job; a test that needs it starts it for all of them."""
+    found = {}
+    for at in range(0, len(MANY), 12):
+        found.update(run_cases(tmp_path_factory.mktemp("many"), MANY[at : at + 12]))
+    return found
 
 
-def kill_one(tmp_path, seed):
-    """Seconds until the survivor ended, and its log."""
-    chance = random.Random(seed)
-    ranks = start_ranks(tmp_path, 2)
-    try:
-        logs = [tmp_path / ("rank%d.log" % i) for i in range(2)]
-        wait_until(lambda: all("running" in log.read_text() for log in logs), 120, "both ranks train")
-        time.sleep(chance.random() * 3)
-        victim = chance.randrange(2)
-        ranks[victim].send_signal(signal.SIGKILL)
-        start = time.time()
-        survivor = ranks[1 - victim]
-        survivor.wait(timeout=TIMEOUT + 30)
-        return victim, survivor.returncode, time.time() - start, logs[1 - victim].read_text()
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+def judge_end(case, found):
+    """All survivors have ended in time, with an error."""
+    phase = parts_of(case)[0]
+    assert found["reached"], [one["text"][-2000:] for one in found["survivors"]]
+    for one in found["survivors"]:
+        assert one["code"] not in (0, None), one["text"][-2000:]
+        assert one["seconds"] < SECONDS.get(phase, STALL_TIMEOUT + 5), "rank %d needed %.1f s" % (one["rank"], one["seconds"])
 
 
-def check_kill(tmp_path, seed):
-    victim, code, seconds, text = kill_one(tmp_path, seed)
-    assert code != 0
-    assert seconds < TIMEOUT + 5, "the survivor needed %.1f s" % seconds
-    assert "rank %d" % victim in text, text[-2000:]
+def judge_name(case, found):
+    """Each of them names the killed rank, by its place among the workers where nobody has heard of it yet."""
+    phase, victim, _, seed = parts_of(case)
+    died = r"rank %d (\(.*\) )?died.*its connection broke without a goodbye" % victim
+    in_horovod = r"rank %d \(127.0.0.1:\d+, .*\) %%s while Horovod started" % victim
+    never_came = r"ClusterError: still waiting for 1 of \d workers: %d \(127.0.0.1:\d+\)" % victim
+    wanted = {
+        "start": never_came if seed is None else "%s|%s" % (died, never_came),
+        "horovod": in_horovod % "died",
+        "frozen": in_horovod % r"has sent no sign of life for \d+ s",
+    }.get(phase, died)
+    for one in found["survivors"]:
+        assert re.search(wanted, one["text"]), one["text"][-2000:]
 
 
-def test_killed_rank_ends_the_other(tmp_path):
-    check_kill(tmp_path, 0)
+def judge_place(found):
+    """Each of them names the program or the agreement in which it waits for the killed one, or where that one was."""
+    for one in found["survivors"]:
+        place = re.search(r"(in program|the last was) '\w+', step \d+|wait(s|ed) for .*(agreement|decision) '[^']+' \(number \d+\)", one["text"])
+        assert place, one["text"][-2000:]
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_the_others_end_in_time(case, few):
+    judge_end(case, few[case])
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_they_name_the_killed_rank(case, few):
+    judge_name(case, few[case])
+
+
+@pytest.mark.parametrize("case", ["compile-1", "evaluate-1"])
+def test_they_name_what_they_wait_for(case, few):
+    judge_place(few[case])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 11))
-def test_killed_rank_ends_the_other_at_any_moment(tmp_path, seed):
-    check_kill(tmp_path, seed)
+@pytest.mark.timeout(1800)
+class TestAtAnyMoment:
+    @pytest.mark.parametrize("case", MANY)
+    def test_the_others_end_in_time(self, case, many):
+        judge_end(case, many[case])
+
+    @pytest.mark.parametrize("case", MANY)
+    def test_they_name_the_killed_rank(self, case, many):
+        judge_name(case, many[case])
+
+    @pytest.mark.parametrize("case", RUNNING)
+    def test_they_name_what_they_wait_for(self, case, many):
+        judge_place(many[case])

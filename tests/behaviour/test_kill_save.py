@@ -1,13 +1,17 @@
-"""`kill -9` while checkpoints are written: the newest published one always loads.
+"""`kill -9` while checkpoints are written: the newest published one always loads in plain TensorFlow.
 
-One process imports TensorFlow and EPL; each round forks a child that trains in a monitored
-session on two local devices, with a checkpoint after each step, in the folder of the round
-before. The child is killed at a random moment.
+One process imports TensorFlow and EPL; each round forks the ranks of a job that trains in monitored
+sessions, with a checkpoint after each step, in the folder of the round before. One rank is killed at
+a random moment, and the others end by themselves.
 """
 
+import contextlib
+import importlib.util
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,22 +20,30 @@ import numpy as np
 import pytest
 
 SIZE = 1 << 20
-"""Elements of the variable: saving it takes longer than a step."""
+"""Elements of the variables: saving them takes longer than a step."""
+
+STALL_TIMEOUT = 10
+LAYOUTS = ("1x2", "2x1", "2x1-s2")
+"""Ranks x devices, and "s2" for two stages."""
 
 
-def train(folder, pipe):
-    """A child: steps that add 1 to all elements of w, each followed by a checkpoint. Tells when it has begun."""
+def train(folder, pipe, layout):
+    """A rank: steps that add 1 to all elements of w and v, each followed by a checkpoint. Tells when it has begun."""
     import tensorflow.compat.v1 as tf
 
     import epl
 
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
-    epl.init(epl.Config({"cluster.devices_per_worker": 2}))
-    epl.set_default_strategy(epl.replicate(1))
-    w = tf.get_variable("w", [SIZE], initializer=tf.zeros_initializer())
+    epl.init(epl.Config({"cluster.devices_per_worker": 2 if layout == "1x2" else 1, "cluster.stall_timeout": STALL_TIMEOUT}))
+    stages = layout == "2x1-s2"
+    if not stages:
+        epl.set_default_strategy(epl.replicate(1))
     x = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(np.ones([1], np.float32)).repeat()).get_next()
-    loss = tf.reduce_mean(-x * tf.reduce_sum(w))
+    with epl.replicate(1) if stages else contextlib.nullcontext():
+        h = x * tf.reduce_sum(tf.get_variable("w", [SIZE], initializer=tf.zeros_initializer()))
+    with epl.replicate(1) if stages else contextlib.nullcontext():
+        loss = tf.reduce_mean(-h - tf.reduce_sum(tf.get_variable("v", [SIZE], initializer=tf.zeros_initializer())))
     step = tf.train.get_or_create_global_step()
     update = tf.train.GradientDescentOptimizer(1.0).minimize(loss, global_step=step)
     with tf.train.MonitoredTrainingSession(
@@ -43,49 +55,107 @@ def train(folder, pipe):
                 os.write(pipe, b"!")
 
 
-def rounds(folder, times, seed):
-    """Kill so many children in the middle; prints the step of the newest checkpoint after each."""
+def start(folder, layout):
+    """Fork the ranks of a job: their process ids, and a pipe for each that tells when it has begun."""
+    count = int(layout[0])
+    sockets = [socket.socket() for _ in range(count)]
+    for item in sockets:
+        item.bind(("127.0.0.1", 0))
+    hosts = ["127.0.0.1:%d" % item.getsockname()[1] for item in sockets]
+    for item in sockets:
+        item.close()
+    children, pipes = [], []
+    for rank in range(count):
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            if count > 1:
+                os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": rank}})
+            try:
+                train(folder, theirs, layout)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(1)
+        os.close(theirs)
+        children.append(child)
+        pipes.append(ours)
+    return children, pipes
+
+
+def kill_one(children, pipes, chance):
+    """When all have begun, kill one at a random moment, and wait for the end of the others: which one it was."""
+    left = set(children)
+    try:
+        for pipe in pipes:
+            if not os.read(pipe, 1):  # nothing when the child has failed
+                sys.exit("a child has failed")
+        victim = chance.randrange(len(children))
+        time.sleep(chance.uniform(0, 0.15))
+        os.kill(children[victim], signal.SIGKILL)
+        end = time.monotonic() + STALL_TIMEOUT + 10
+        while left and time.monotonic() < end:
+            left -= {child for child in left if os.waitpid(child, os.WNOHANG)[0]}
+            time.sleep(0.02)
+        if left:
+            sys.exit("a rank outlived the killed one")
+        return victim
+    finally:
+        for pipe in pipes:
+            os.close(pipe)
+        for child in left:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def rounds(folder, layout, times, seed):
+    """Kill so many times; prints the step of the newest checkpoint and the killed rank after each."""
     import tensorflow.compat.v1 as tf
 
     import epl  # noqa: F401  loaded once, before the forks
 
+    if layout != "1x2":
+        import horovod.tensorflow  # noqa: F401
     chance = random.Random(seed)
     for _ in range(times):
-        ours, theirs = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                train(folder, theirs)
-            finally:
-                os._exit(1)
-        os.close(theirs)
-        began = os.read(ours, 1)  # nothing when the child has failed
-        os.close(ours)
-        time.sleep(chance.uniform(0, 0.15))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        if not began:
-            sys.exit("the child has failed")
+        victim = kill_one(*start(folder, layout), chance)
         reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(folder))
-        step, w = int(reader.get_tensor("global_step")), reader.get_tensor("w")
-        if w.shape != (SIZE,) or not np.all(w == step):
-            sys.exit("step %d, but w is between %g and %g" % (step, w.min(), w.max()))
-        print("step", step, flush=True)
+        step = int(reader.get_tensor("global_step"))
+        if set(reader.get_variable_to_shape_map()) != {"global_step", "w", "v"}:
+            sys.exit("the checkpoint has %s" % sorted(reader.get_variable_to_shape_map()))
+        for name in ("w", "v"):
+            value = reader.get_tensor(name)
+            if value.shape != (SIZE,) or not np.all(value == step):
+                sys.exit("step %d, but %s is between %g and %g" % (step, name, value.min(), value.max()))
+        print("layout %s step %d rank %d" % (layout, step, victim), flush=True)
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(30, marks=pytest.mark.slow)])
-def test_the_newest_checkpoint_loads(times, tmp_path):
+FEW = {"1x2": 5, "2x1": 3, "2x1-s2": 3}
+OFTEN = [pytest.param({layout: 30}, id="%s-often" % layout, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for layout in LAYOUTS]
+
+
+@pytest.mark.parametrize("kills", [pytest.param(FEW, id="all")] + OFTEN)
+def test_the_newest_checkpoint_loads(kills, tmp_path):
+    """With stages each rank writes a part of every checkpoint."""
+    if importlib.util.find_spec("horovod") is None:
+        kills = {layout: times for layout, times in kills.items() if layout == "1x2"} or pytest.skip("horovod is not installed")
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "HOROVOD_", "EPL_", "TF_CONFIG"))}
     clean.update(PYTHONPATH=root, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
-    command = [sys.executable, os.path.abspath(__file__), str(tmp_path), str(times)]
-    done = subprocess.run(command, env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280)
+    command = [sys.executable, os.path.abspath(__file__), str(tmp_path)] + ["%s=%d" % item for item in kills.items()]
+    done = subprocess.run(command, env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280 if len(kills) > 1 else 880)
     assert done.returncode == 0, done.stdout
-    steps = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
-    assert len(steps) == times and steps == sorted(set(steps)), done.stdout
-    if times > 10:
-        assert any(name.endswith("_temp") for name in os.listdir(tmp_path)), "no child was killed in the middle of a save"
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("layout ")]
+    for layout, times in kills.items():
+        found = [words for words in lines if words[1] == layout]
+        steps = [int(words[3]) for words in found]
+        assert len(steps) == times and steps == sorted(set(steps)), done.stdout
+        if times > 10:
+            assert any(name.endswith(("_temp", "_temp_epl")) for name in os.listdir(tmp_path / layout)), "no save was cut in the middle"
+            assert {int(words[5]) for words in found} == set(range(int(layout[0]))), "not every rank was killed"
 
 
 if __name__ == "__main__":
-    rounds(sys.argv[1], int(sys.argv[2]), seed=20240229)
+    for word in sys.argv[2:]:
+        name, number = word.split("=")
+        rounds(os.path.join(sys.argv[1], name), name, int(number), seed=20240229)

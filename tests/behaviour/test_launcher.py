@@ -312,3 +312,44 @@ def test_a_job_over_two_machines_with_real_ranks():
     assert [one.returncode for one in runs] == [0, 0], "\n".join(outputs)
     for rank, output in enumerate(outputs):
         assert "[%d] rank %d is done" % (rank, rank) in output and "rendezvous of 2 workers at %s" % machines.split(",")[0] in output
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_script_started_by_horovodrun(script, tmp_path):
+    """Over Gloo, as `horovodrun --gloo` does it where there is no MPI."""
+    path = script(
+        """
+        import json
+        import numpy as np
+        import tensorflow.compat.v1 as tf
+        tf.disable_v2_behavior()
+        import epl
+        epl.init()
+        epl.set_default_strategy(epl.replicate(1))
+        rank = epl.Env.get().cluster.worker_index
+        x = tf.placeholder(tf.float32, [None])
+        w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+        loss = tf.reduce_mean(tf.square(w * x - 3.0 * x))
+        epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
+        train = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            losses = [float(session.run([loss, train], {x: np.float32([[1, 3], [2, 4]][rank])})[0]) for _ in range(3)]
+            print("found", json.dumps([rank, losses, float(session.run(w))]), flush=True)
+        """
+    )
+    expected, w = [], 0.0
+    for _ in range(3):
+        expected.append(7.5 * (w - 3) ** 2)
+        w -= 0.01 * 2 * 7.5 * (w - 3)
+    horovodrun = pathlib.Path(sys.executable).with_name("horovodrun")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("EPL_", "HOROVOD_", "OMPI_", "PMIX_", "TF_CONFIG"))}
+    variables.update(PYTHONPATH=str(ROOT), PATH="%s:%s" % (horovodrun.parent, variables["PATH"]), TF_CPP_MIN_LOG_LEVEL="2")
+    command = [str(horovodrun), "-np", "2", "--gloo", sys.executable, path]
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout
+    found = sorted(json.loads(line.partition("found ")[2]) for line in done.stdout.splitlines() if "found [" in line)
+    assert [one[0] for one in found] == [0, 1], done.stdout
+    for _, losses, final in found:
+        assert losses == pytest.approx(expected, rel=1e-5) and final == pytest.approx(w, rel=1e-5)

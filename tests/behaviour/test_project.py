@@ -25,6 +25,36 @@ FORBIDDEN = {
     "an absolute path of one machine": re.compile(r"(?<![\w.~$}-])/" + "(root|work|home" + r")(?![\w-])"),
 }
 
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+UNSAFE_BUILTINS = {"eval", "exec"}
+UNSAFE_NAMES = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "builtins.eval", "builtins.exec"}
+UNSAFE_NAMES |= {"yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.full_load", "yaml.full_load_all"}
+UNSAFE = [
+    "import pickle",
+    "import numpy, marshal",
+    "from pickle import loads",
+    "eval(text)",
+    "run = exec",
+    "import os\nos.system('ls')",
+    "from os import system",
+    "subprocess.run(command, shell=True)",
+    "subprocess.Popen(command, shell=options.shell)",
+    "numpy.load(path, allow_pickle=True)",
+    "yaml.load(text)",
+    "yaml.load(text, Loader=yaml.FullLoader)",
+    "yaml.load(text, yaml.Loader)",
+    "yaml.unsafe_load(text)",
+    "from yaml import load",
+]
+SAFE = [
+    "ast.literal_eval(text)",
+    "session.eval(tensor)",
+    "subprocess.run(command, shell=False)",
+    "yaml.safe_load(text)",
+    "yaml.load(text, Loader=yaml.SafeLoader)",
+    "import os\nos.path.join(system, 'a')",
+]
+
 
 def project_files():
     """The files that belong to the project: what git would track, else everything but generated folders."""
@@ -212,6 +242,59 @@ class TestCode:
         tree = ast.parse(text, feature_version=(3, 7))
         if not re.match(r"epl/compat\w*\.py$", name(path)):
             assert private_tensorflow_imports(tree) == [], "private TensorFlow symbols belong into epl/compat*.py"
+
+
+class TestSafety:
+    """Nothing that comes from a peer, a file or the environment is run as code."""
+
+    @pytest.mark.parametrize("path", [path for path in PYTHON_FILES if name(path).startswith("epl/")], ids=name)
+    def test_no_module_runs_what_it_is_given(self, path):
+        assert unsafe_uses(ast.parse(read(path))) == []
+
+    @pytest.mark.parametrize("code", UNSAFE)
+    def test_the_check_finds(self, code):
+        assert len(unsafe_uses(ast.parse(code))) == 1
+
+    @pytest.mark.parametrize("code", SAFE)
+    def test_the_check_passes(self, code):
+        assert unsafe_uses(ast.parse(code)) == []
+
+
+def unsafe_uses(tree):
+    """What could run code that is data: ["line 3: eval", ...]."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node, alias.name) for alias in node.names if alias.name.split(".")[0] in UNSAFE_MODULES]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["%s.%s" % (node.module, alias.name) for alias in node.names]
+            found += [(node, one) for one in names if one.split(".")[0] in UNSAFE_MODULES or one in UNSAFE_NAMES | {"yaml.load", "yaml.load_all"}]
+        elif isinstance(node, ast.Call):
+            found += [(node, one) for one in unsafe_arguments(node)]
+        elif dotted(node) in UNSAFE_NAMES | UNSAFE_BUILTINS:
+            found.append((node, dotted(node)))
+    return ["line %d: %s" % (node.lineno, what) for node, what in found]
+
+
+def unsafe_arguments(call):
+    """What is wrong with the arguments of a call."""
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    for keyword in ("shell", "allow_pickle"):
+        if keyword in keywords and getattr(keywords[keyword], "value", None) is not False:
+            yield "%s=..." % keyword
+    if dotted(call.func) in ("yaml.load", "yaml.load_all"):
+        loader = keywords.get("Loader", call.args[1] if len(call.args) > 1 else None)
+        if dotted(loader) not in ("yaml.SafeLoader", "yaml.CSafeLoader"):
+            yield "yaml.load without a safe loader"
+
+
+def dotted(node):
+    """The name that an expression is, such as "os.path.join"; nothing for another expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and dotted(node.value):
+        return "%s.%s" % (dotted(node.value), node.attr)
+    return ""
 
 
 def anchors(text):

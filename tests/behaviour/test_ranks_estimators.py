@@ -11,6 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from tests.behaviour.models import W, inputs, model_fn, settings
+from tests.equivalence.scripts import judge_variables
 from tests.harness.parametrize import cases
 
 
@@ -113,3 +114,22 @@ def long_evaluation(run):
 @cases(long_evaluation, "2x1", isolated=True)
 def test_row_41_rank_0_may_evaluate_for_long(outcome):
     assert outcome.ranks == [pytest.approx(W[3], rel=1e-5)] * 2
+
+
+def warm_start(run):
+    """An estimator that begins with the weight of another one and trains on: everything after its first and its second step."""
+    with run.program():
+        tf.estimator.Estimator(model_fn, run.path("model"), settings()).train(inputs(run, True), max_steps=3)
+        warm = tf.estimator.Estimator(model_fn, run.path("warm"), settings(), warm_start_from=run.path("model"))
+        found = {}
+        for steps in (1, 2):
+            warm.train(inputs(run, True), max_steps=steps)
+            found.update({"%s after %d" % (name, steps): warm.get_variable_value(name) for name in warm.get_variable_names()})
+        return found
+
+
+@cases(warm_start, "2x1", "2x1-m2run", compare=True)
+def test_warm_start(outcome):
+    assert outcome.plain["global_step after 2"] == 2, "the step is not that of the first training"
+    assert outcome.plain["w after 1"] == pytest.approx(W[3] + 0.1, abs=1e-3), "the weight is, and Adam begins anew"
+    judge_variables(outcome)

@@ -6,6 +6,7 @@ How ranks that do not do quite the same go on, end together, or are told what di
 import os
 import time
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -243,3 +244,35 @@ def test_row_43_supervisors(outcome):
     assert first["result"] == second["result"] and first["result"][0] == 20
     assert second["files"] == []
     assert {"checkpoint", "events", "graph", "model"} <= set(first["files"])
+
+
+def not_a_number(run, fail, where):
+    """After two steps the data of some ranks is not a number: what `NanTensorHook` makes of it, and with which weights."""
+    with run.program():
+        x, w, loss, train, step = regression(run, "adam")
+        recorder, runs = Recorder(step), 0
+        bad = run.plain or where == "everywhere" or run.rank == 1
+        hooks = [recorder, tf.train.NanTensorHook(loss, fail_on_nan_loss=fail)]
+        with raises() as caught, tf.train.MonitoredSession(hooks=hooks) as session:
+            while not session.should_stop() and runs < 10:
+                session.run(train, {x: run.local(X) * (np.nan if bad and runs >= 2 else 1.0)})
+                runs += 1
+    return {"runs": runs, "steps": recorder.seen, "caught": [error["types"][0] for error in caught]}
+
+
+@cases(not_a_number, "2x1", compare=True, fail=True, where="everywhere")
+def test_not_a_number_is_an_error_on_all_ranks(outcome):
+    assert outcome.plain == {"runs": 2, "steps": [1, 2, 3], "caught": ["NanLossDuringTrainingError"]}
+    assert outcome.ranks == [outcome.plain] * 2
+
+
+@cases(not_a_number, "2x1", compare=True, fail=True, where="on rank 1")
+def test_not_a_number_of_one_rank_is_an_error_on_all(outcome):
+    """The loss is merged: all see what is not a number."""
+    assert outcome.ranks == [outcome.plain] * 2
+
+
+@cases(not_a_number, "2x1", compare=True, fail=False, where="on rank 1")
+def test_not_a_number_may_be_the_end_of_all_ranks(outcome):
+    assert outcome.plain == {"runs": 3, "steps": [1, 2, 3], "caught": []}
+    assert outcome.ranks == [outcome.plain] * 2

@@ -36,7 +36,7 @@ def model(inputs):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["word"], logits=tf.matmul(h, table, transpose_b=True)))
 
 
-def train(run, earlier=None, first=0, steps=STEPS, summaries=False):
+def train(run, earlier=None, first=0, steps=STEPS, summaries=False, seconds=None):
     """Some steps from a checkpoint or from the beginning: losses, all variables before and after, the checkpoints and who has made the files."""
     folder = run.path("model")
     with run.program(), umask_of(run):
@@ -55,8 +55,9 @@ def train(run, earlier=None, first=0, steps=STEPS, summaries=False):
             os.rename(folder + ".new", folder)
         while earlier is not None and not os.path.exists(folder):
             time.sleep(0.05)
-        session = tf.train.MonitoredTrainingSession(checkpoint_dir=folder, save_checkpoint_steps=STEPS, log_step_count_steps=None,
-                                                    save_summaries_steps=1 if summaries else None)  # fmt: skip
+        saving = {"save_checkpoint_steps": STEPS} if seconds is None else {"save_checkpoint_secs": seconds}
+        session = tf.train.MonitoredTrainingSession(checkpoint_dir=folder, log_step_count_steps=None,
+                                                    save_summaries_steps=1 if summaries else None, **saving)  # fmt: skip
         losses = []
         with session:
             before = variables(session._tf_sess())  # past the hooks
@@ -120,3 +121,15 @@ def test_row_24_the_chief_alone_writes_what_is_no_part_of_stages(outcome):
         assert sorted(name for name in files if name.endswith(".index")) == sorted(
             name for name in outcome.plain["files"] if name.endswith(".index")
         )
+
+
+@cases(train, "2x1-s2-m2", "2x2-s2", compare=True, seconds=100000, steps=3)
+def test_row_24_the_last_checkpoint_has_all_stages(outcome):
+    """No checkpoint falls due in between: the first and the last one are there, written by all and published by the chief."""
+    for rank in outcome.ranks:
+        indexes = sorted(name for name in rank["files"] if name.endswith(".index"))
+        assert indexes == ["model.ckpt-0.index", "model.ckpt-3.index"] == sorted(name for name in outcome.plain["files"] if name.endswith(".index"))
+        assert not [name for name in rank["files"] if "tmp" in name or "part-" in name], rank["files"]
+        for name, value in outcome.plain["saved"].items():
+            close(rank["saved"][name], value, name)
+            np.testing.assert_array_equal(rank["saved"][name], rank["after"][name], err_msg="%s is saved as it is" % name)

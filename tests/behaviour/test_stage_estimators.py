@@ -1,25 +1,24 @@
-"""Estimators and SavedModels of a model whose two stages lie in two processes."""
+"""Estimators and SavedModels of a model with two stages, in two processes or in one."""
 
-import contextlib
 import glob
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.harness.parametrize import cases, together
-from tests.harness.pool import request
+from tests.equivalence.test_cases_hooks import in_memory
+from tests.harness.layouts import Layout
+from tests.harness.many import log_of
+from tests.harness.parametrize import cases
+from tests.harness.pool import ROOT, environment, find_mpirun
+from tests.harness.results import decode, encode
 
 ROWS = np.random.RandomState(0).randn(64, 4).astype("f")
 LABELS = (ROWS.sum(1) > 0).astype(np.int64)
 STEPS = 10
-
-
-def scope(run):
-    import epl
-
-    return contextlib.nullcontext() if run.plain else epl.replicate(device_count=1)
 
 
 def dense(x, units, name, seed):
@@ -29,9 +28,9 @@ def dense(x, units, name, seed):
 
 def model_fn(run):
     def build(features, labels, mode):
-        with scope(run):
+        with run.stage(0):
             hidden = tf.nn.relu(dense(features["x"], 8, "first", 1))
-        with scope(run):
+        with run.stage(1):
             logits = dense(hidden, 3, "second", 2)
             if mode == "infer":
                 shares = {"p": tf.nn.softmax(logits)}
@@ -47,9 +46,10 @@ def model_fn(run):
 
 
 def training_input(run):
-    """Each first stage takes batches of 4; the plain script takes those of a step at once."""
-    size = 4 * (2 if run.plain else 1)
-    return lambda: tf.data.Dataset.from_tensor_slices(({"x": ROWS}, LABELS)).repeat().batch(size)
+    """Each first stage takes batches of 4, replicas in turn; the plain script takes those of a step at once."""
+    size = 4 * (run.layout.batches if run.plain else 1)
+    readers, mine = (1, 0) if run.plain or run.ranks < 4 else (run.layout.replicas, run.rank // run.layout.width)
+    return lambda: tf.data.Dataset.from_tensor_slices(({"x": ROWS}, LABELS)).repeat().batch(size).shard(readers, mine)
 
 
 def evaluation_input():
@@ -62,7 +62,7 @@ def receiver():
 
 
 def estimator(run):
-    with run.program({"pipeline.num_micro_batch": 2}, annotate="none"):
+    with run.program():
         settings = tf.estimator.RunConfig(save_checkpoints_steps=5, log_step_count_steps=None, save_summary_steps=5, tf_random_seed=1)
         model = tf.estimator.Estimator(model_fn(run), run.path("model"), settings)
         metrics, exports = tf.estimator.train_and_evaluate(
@@ -84,13 +84,10 @@ def estimator(run):
         }
 
 
-PAIR = {"epl": request(estimator, "2x1"), "plain": request(estimator, "1x1")._replace(plain=True)}
-
-
-@together(**PAIR)
-def test_train_evaluate_predict_as_plain(outcomes):
-    (plain,) = outcomes["plain"].ranks
-    for rank in outcomes["epl"].ranks:
+@cases(estimator, "2x1-s2", "2x1-s2-m2", "1x2-s2-m2", "4x1-s2", compare=True)
+def test_train_evaluate_predict_export_as_plain(outcome):
+    plain = outcome.plain
+    for rank in outcome.ranks:
         assert rank["metrics"]["global_step"] == STEPS and rank["exports"] == 1 and rank["events"] == 1
         assert rank["metrics"] == rank["again"]
         for name, value in plain["metrics"].items():
@@ -99,15 +96,51 @@ def test_train_evaluate_predict_as_plain(outcomes):
         assert sorted(rank["variables"]) == sorted(plain["variables"])
         for name, value in plain["variables"].items():
             np.testing.assert_allclose(rank["variables"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(loaded(rank["export"]), plain["shares"], rtol=1e-5)
+    np.testing.assert_allclose(loaded(plain["export"]), plain["shares"], rtol=1e-5)
+
+
+def loaded(folder):
+    """What an exported model gives for the rows that `estimator` predicts."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        signature = tf.saved_model.load(session, ["serve"], folder).signature_def["serving_default"]
+        return session.run(signature.outputs["p"].name, {signature.inputs["x"].name: ROWS[:9]})
+
+
+def hashed(run):
+    """An evaluation in memory, on a rank whose sets have an order of their own."""
+    return dict(in_memory(run), hash=hash("w"))
+
+
+@pytest.mark.ranks
+def test_ranks_may_hash_strings_in_their_own_way(tmp_path):
+    """Row 49: Python's seed of hashes differs between the ranks of a pipeline, as it does if nobody sets it."""
+    case = {"id": "hashed", "function": "%s:hashed" % __name__, "layout": list(Layout.parse("2x1-s2-m2")), "kwargs": {}, "plain": False,
+            "timeout": 90, "folder": str(tmp_path)}  # fmt: skip
+    job = tmp_path / "job.json"
+    job.write_text(encode({"folder": str(tmp_path), "cases": [case]}))
+    command = [find_mpirun(), "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
+    for seed in ("1", "2"):
+        command += ["-np", "1", "-x", "PYTHONHASHSEED=" + seed, sys.executable, "-m", "tests.harness.many", str(job), ":"]
+    done = subprocess.run(command[:-1], cwd=str(ROOT), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout[-3000:]
+    reports = [[decode(line) for line in open(log_of(str(tmp_path), rank))][1] for rank in (0, 1)]
+    first, second = (report["result"] for report in reports)
+    assert first.pop("hash") != second.pop("hash")
+    for one in (first, second):
+        assert [int(found["variables"]["global_step"]) for found in one["evaluated"]] == [0, 2, 4, 5]
+        assert [found["error"] for found in one["evaluated"]] == pytest.approx([1.5 * abs(found["variables"]["w"] - 3) for found in one["evaluated"]])
+        assert one["losses"] == pytest.approx([67.5, 63.075005, 58.80432, 54.690495, one["losses"][4]], rel=1e-5)
+        assert one["final"]["w"] == first["final"]["w"]
 
 
 def saved(run):
     """A SavedModel of the session that trains, written by all ranks together."""
-    with run.program({"pipeline.num_micro_batch": 2}, annotate="none"):
+    with run.program():
         x = tf.placeholder(tf.float32, [None, 4], "x")
-        with scope(run):
+        with run.stage(0):
             hidden = tf.nn.relu(dense(x, 8, "first", 1))
-        with scope(run):
+        with run.stage(1):
             y = dense(hidden, 3, "second", 2)
             loss = tf.reduce_mean(tf.square(y))
         train = tf.train.AdamOptimizer(0.1).minimize(loss)
@@ -119,9 +152,9 @@ def saved(run):
     return {"wanted": wanted.tolist(), "files": sorted(os.listdir(run.path("saved/variables"))), "folder": run.path("saved")}
 
 
-@cases(saved, "2x1")
+@cases(saved, "2x1-s2-m2", "1x2-s2")
 def test_a_saved_model_has_the_variables_of_all_stages(outcome):
-    first, second = outcome.ranks
+    first, second = outcome.ranks[0], outcome.ranks[-1]
     assert first["wanted"] == second["wanted"] and first["files"] == second["files"]
     with tf.Graph().as_default(), tf.Session() as session:
         tf.saved_model.load(session, ["serve"], first["folder"])

@@ -158,7 +158,7 @@ def judge_updates(outcome, optimizer):
         assert rank["step"] == 3
 
 
-@cases(updates, "1x1", *ACCUMULATED, "1x2", "2x1", "4x1", optimizer="sgd")
+@cases(updates, "1x1", *ACCUMULATED, "1x2", "2x1", "4x1", "2x1-m2", "2x1-m2run", optimizer="sgd")
 def test_row_15_sgd_mean_of_means(outcome):
     judge_updates(outcome, "sgd")
 

@@ -104,17 +104,26 @@ def test_row_22_ranks_evaluate_alike(outcome):
     assert np.isfinite(first) and all(rank == first for rank in outcome.ranks)
 
 
-def same_seed(run):
-    """With one graph seed: the initial weight (drawn by an op without own seed), and the record numbers read first."""
+def same_seed(run, earlier=None):
+    """With one graph seed and no other: the initial weight, the numbers of the records read first, the losses, which depend on dropout.
+
+    earlier: the result of another run, which is not used; it takes this one into another job.
+    """
     with run.program(seed=1):
         w = tf.get_variable("w", [3, 3], initializer=tf.glorot_uniform_initializer())
-        records = tf.data.Dataset.range(32).shard(run.ranks, run.rank).shuffle(32, seed=5).batch(4)
+        records = tf.data.Dataset.range(32).shard(run.ranks, run.rank).shuffle(32).batch(4)
         number = run.next_batch(records)
-        train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(w * tf.reduce_mean(tf.cast(number, tf.float32))))
+        loss = tf.reduce_sum(w * tf.nn.dropout(tf.ones([3, 3]), rate=0.5)) * tf.reduce_mean(tf.cast(number, tf.float32) + 1.0)
+        train = tf.train.GradientDescentOptimizer(0.001).minimize(loss)
+        run.merge(number, "GLOBAL_CONCAT_OBJECTS" if run.layout.devices > 1 else "LOCAL_CONCAT_OBJECTS")
         with run.session() as session:
             before = session.run(w)
-            read = [session.run([number, train])[0].tolist() for _ in range(3)]
-        return {"w": before, "read": read}
+            steps = [session.run([number, loss, train])[:2] for _ in range(3)]
+            after = session.run(w)
+        return {"w": before, "read": [read.tolist() for read, _ in steps], "losses": np.float32([loss for _, loss in steps]), "after": after}
+
+
+SAME_SEED = {layout: request(same_seed, layout) for layout in ("2x1", "1x2")}
 
 
 @cases(same_seed, "2x1", compare=True)
@@ -124,6 +133,20 @@ def test_row_66_same_weights_other_data(outcome):
     np.testing.assert_array_equal(first["w"], outcome.plain["w"])
     numbers = [set(np.ravel(rank["read"])) for rank in outcome.ranks]
     assert len(numbers[0]) == len(numbers[1]) == 12 and not numbers[0] & numbers[1]
+    assert np.all(first["losses"] != second["losses"])
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [pytest.param({"first": one, "again": request(same_seed, layout, inputs={"earlier": one})}, id=layout) for layout, one in SAME_SEED.items()],
+    indirect=True,
+)
+def test_row_66_another_run_reads_and_computes_the_same(outcomes):
+    for first, again in zip(outcomes["first"].ranks, outcomes["again"].ranks):
+        assert first["read"] == again["read"] and np.ravel(first["read"]).tolist() != sorted(np.ravel(first["read"])), "shuffled, and alike"
+        for name in ("w", "losses", "after"):
+            np.testing.assert_array_equal(first[name], again[name], err_msg=name)
+        assert len(set(first["losses"].tolist())) == 3 and np.any(first["after"] != first["w"])
 
 
 def masks(run, op_seed=11):

@@ -198,21 +198,29 @@ def test_row_50_one_summary_per_step_of_several_runs(outcome):
 # --- Estimator ----------------------------------------------------------------------------
 
 
-def model_fn(features, labels, mode):
-    w = scalar("w", 0)
-    if mode == "infer":
-        return tf.estimator.EstimatorSpec(mode, predictions={"y": w * features})
-    loss = tf.reduce_mean(tf.square(w * features - labels))
-    train = tf.train.AdamOptimizer(0.1).minimize(loss, global_step=tf.train.get_global_step()) if mode == "train" else None
-    metrics = {"error": tf.metrics.mean(tf.abs(w * features - labels))} if mode == "eval" else None
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train, eval_metric_ops=metrics)
+def model_of(run):
+    """The regression as a model function; in layouts with two stages the second one has the loss."""
+
+    def model_fn(features, labels, mode):
+        with run.stage(0):
+            w = scalar("w", 0)
+            y = w * features
+        if mode == "infer":
+            return tf.estimator.EstimatorSpec(mode, predictions={"y": y})
+        with run.stage(1):
+            loss = tf.reduce_mean(tf.square(y - labels))
+            metrics = {"error": tf.metrics.mean(tf.abs(y - labels))} if mode == "eval" else None
+        train = tf.train.AdamOptimizer(0.1).minimize(loss, global_step=tf.train.get_global_step()) if mode == "train" else None
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train, eval_metric_ops=metrics)
+
+    return model_fn
 
 
 def input_of(run, repeat=True):
     mine = run.local(X)
 
     def input_fn():
-        dataset = tf.data.Dataset.from_tensor_slices((mine, 3 * mine)).batch(len(mine) // run.layout.devices)
+        dataset = tf.data.Dataset.from_tensor_slices((mine, 3 * mine)).batch(len(X) if run.plain else len(X) // run.layout.batches)
         return dataset.repeat() if repeat else dataset
 
     return input_fn
@@ -220,7 +228,7 @@ def input_of(run, repeat=True):
 
 def estimator(run, name="model", every=2):
     settings = tf.estimator.RunConfig(model_dir=run.path(name), save_checkpoints_steps=every, log_step_count_steps=1000, save_summary_steps=1000)
-    return tf.estimator.Estimator(model_fn, config=settings)
+    return tf.estimator.Estimator(model_of(run), config=settings)
 
 
 def again(run):
@@ -294,15 +302,21 @@ class Trained(tf.train.SessionRunHook):
         self.found.append(variables(run_context.session))
 
 
-def normalized_fn(features, labels, mode, params):
-    """As `model_fn`, with a variable that only the forward pass moves, and a loss that is merged."""
-    seen = tf.get_variable("seen", [], initializer=tf.zeros_initializer(), trainable=False)
-    if mode == "train":
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_sub(seen, 0.5 * (seen - tf.reduce_mean(features))))
-    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
-        spec = model_fn(features, labels, mode)
-    tf.add_to_collection(tf.GraphKeys.LOSSES, params["merge"](spec.loss))
-    return spec
+def normalized_of(run):
+    """As `model_of`, with a variable that only the forward pass moves, and a loss that is merged."""
+    build = model_of(run)
+
+    def model_fn(features, labels, mode):
+        with run.stage(0):
+            seen = tf.get_variable("seen", [], initializer=tf.zeros_initializer(), trainable=False)
+            if mode == "train":
+                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_sub(seen, 0.5 * (seen - tf.reduce_mean(features))))
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            spec = build(features, labels, mode)
+        tf.add_to_collection(tf.GraphKeys.LOSSES, run.merge(spec.loss))
+        return spec
+
+    return model_fn
 
 
 def in_memory(run, evaluate=True, every=2):
@@ -310,7 +324,7 @@ def in_memory(run, evaluate=True, every=2):
     with run.program():
         settings = tf.estimator.RunConfig(model_dir=run.path("model"), save_checkpoints_steps=1000, log_step_count_steps=None,
                                           save_summary_steps=1000)  # fmt: skip
-        model = tf.estimator.Estimator(normalized_fn, config=settings, params={"merge": run.merge})
+        model = tf.estimator.Estimator(normalized_of(run), config=settings)
         evaluated, trained = Evaluated(), Trained(lambda graph: graph.get_collection(tf.GraphKeys.LOSSES)[0])
 
         def samples():
@@ -416,10 +430,32 @@ def export(run):
             return tf.estimator.export.TensorServingInputReceiver(x, {"x": x})
 
         path = model.export_saved_model(run.path("export"), receiver)
-        return {"path": path is not None, "exports": sorted(name for name in os.listdir(run.path("export")) if not name.startswith("temp"))}
+        exports = sorted(name for name in os.listdir(run.path("export")) if not name.startswith("temp"))
+        return {"path": path and os.fsdecode(path), "exports": exports}
 
 
-@cases(export, "1x2", "2x1")
-def test_row_37_exports(outcome):
-    assert outcome.ranks[0]["path"] and len(outcome.ranks[0]["exports"]) == 1, outcome.ranks
-    assert np.all([len(rank["exports"]) <= 1 for rank in outcome.ranks])
+def exported(run, earlier):
+    """Plain TensorFlow's outputs of an exported model."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        signature = tf.saved_model.load(session, ["serve"], earlier["path"]).signature_def["serving_default"]
+        (x,), (y,) = signature.inputs.values(), signature.outputs.values()
+        return session.run(y.name, {x.name: np.float32([2, -5])}).tolist()
+
+
+def export_in(layout):
+    """A parameter: what each rank has exported in a layout, and what plain TensorFlow computes with it."""
+    one = request(export, layout)
+    return pytest.param({"ranks": one, "loaded": request(exported, "1x1", plain=True, inputs={"earlier": one})}, id=layout)
+
+
+@pytest.mark.parametrize("outcomes", [export_in(layout) for layout in ("1x2", "2x1")], indirect=True)
+def test_row_37_exports(outcomes):
+    judge_exports(outcomes)
+
+
+def judge_exports(outcomes):
+    ranks = outcomes["ranks"].ranks
+    assert ranks[0]["path"] and len(ranks[0]["exports"]) == 1, ranks
+    assert np.all([len(rank["exports"]) <= 1 for rank in ranks])
+    w = 0.19989696
+    assert outcomes["loaded"].ranks == [pytest.approx([2 * w, -5 * w], rel=1e-5)]

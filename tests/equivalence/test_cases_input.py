@@ -1,5 +1,7 @@
 """Data input: rows 92 to 95, 98 to 102."""
 
+import contextlib
+import logging
 import os
 
 import numpy as np
@@ -18,6 +20,27 @@ def model(run, x, start=0.0):
     run.merge(loss)
     step = tf.train.get_or_create_global_step()
     return w, loss, tf.train.MomentumOptimizer(0.01, 0.9).minimize(loss, global_step=step), step
+
+
+@contextlib.contextmanager
+def logged():
+    """The lines that are written to the log of `absl`, at level info too."""
+    lines, logger, handler = [], logging.getLogger("absl"), logging.Handler()
+    handler.emit = lambda record: lines.append("%s: %s" % (record.levelname, record.getMessage()))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def judge_log(lines, *expected):
+    """Each of the texts is in one line of level info."""
+    for text in expected:
+        assert sum(text in line for line in lines if line.startswith("INFO: ")) == 1, (text, lines)
 
 
 def until_end(session, fetches, limit=20):
@@ -42,13 +65,14 @@ def uneven(run, monitored=False):
     """Five batches for two per step: some read three, some two."""
     batches = [np.float32([number + 1, -number]) for number in range(5)]
     mine = my_batches(run, batches)
-    with run.program():
+    with run.program(), logged() as lines:
         x = run.next_batch(tf.data.Dataset.from_tensor_slices(np.concatenate(mine)).batch(len(mine[0])))
         w, loss, train, step = model(run, x)
         if not monitored:
             with run.session() as session:
-                end = until_end(session, [loss, train])[1]
-                return {"end": end, "values": {name: value for name, value in variables(session).items() if "accum" not in name}}
+                ends = [until_end(session, [loss, train])[1] for _ in range(2)]
+                values = {name: value for name, value in variables(session).items() if "accum" not in name}
+                return {"end": ends[-1], "values": values, "lines": lines}
         seen = []
         with tf.train.MonitoredTrainingSession(log_step_count_steps=None) as session:
             while not session.should_stop():
@@ -63,6 +87,13 @@ def test_row_92_all_ranks_end_together(outcome):
         assert rank["values"]["global_step"] == 2
         for name, value in outcome.plain["values"].items():
             np.testing.assert_allclose(rank["values"][name], value, rtol=1e-5, err_msg=name)
+    first, last = outcome.ranks[0]["lines"], outcome.ranks[-1]["lines"]
+    if len(outcome.ranks) == 2:
+        judge_log(first, "Not rank 0, but another rank has come to the end of its input, as its own log says")
+        judge_log(last, "The input of rank 1 has ended, and with it the epoch of all 2 ranks; nothing of this step is applied")
+        assert not [line for line in first if "The input of rank" in line] + [line for line in last if "Not rank" in line]
+    else:
+        judge_log(first, "The input of rank 0 has ended; nothing of this step is applied")
 
 
 @cases(uneven, "2x1", "1x2", monitored=True)
@@ -79,7 +110,7 @@ def sliced(run, files, config=None):
         with open(own, "w") as file:
             file.write("".join("%d\n" % (10 * number + line) for line in range(4)))
         os.replace(own, name)
-    with run.program(dict({"io.slicing": True}, **(config or {}))):
+    with run.program(dict({"io.slicing": True}, **(config or {}))), logged() as lines:
         with raises() as caught:
             line = run.next_batch(tf.data.TextLineDataset(names).batch(2))
             x = tf.strings.to_number(line)
@@ -91,7 +122,7 @@ def sliced(run, files, config=None):
                         read += session.run([x, train])[0].tolist()
                     except tf.errors.OutOfRangeError:
                         break
-            return {"read": read}
+            return {"read": read, "lines": lines}
     return {"error": caught[0]}
 
 
@@ -99,26 +130,35 @@ def sliced(run, files, config=None):
 def test_row_93_files_are_dealt_to_ranks(outcome):
     assert sorted(outcome.ranks[0]["read"]) == [0, 1, 2, 3, 20, 21, 22, 23]
     assert sorted(outcome.ranks[1]["read"]) == [10, 11, 12, 13, 30, 31, 32, 33]
+    judge_log(outcome.ranks[0]["lines"], "io.slicing has dealt the input files to the 2 processes: the script must not divide these files again")
+    assert not [line for rank in outcome.ranks for line in rank["lines"] if line.startswith("WARNING")]
 
 
 @cases(sliced, "2x1", files=1)
 def test_row_93_fewer_files_than_ranks(outcome):
     for rank in outcome.ranks:
         assert sorted(rank["read"]) == [0, 1, 2, 3]
+        (warning,) = (line for line in rank["lines"] if line.startswith("WARNING"))
+        for text in ("1 files do not fill rounds of 2", "every worker reads all of them", "io.unbalanced_io_slicing", "io.drop_last_files"):
+            assert text in warning
 
 
 def sharded(run):
     """The script divides the data itself."""
-    with run.program():
+    with run.program(), logged() as lines:
         number = run.next_batch(tf.data.Dataset.range(8).shard(run.ranks, run.rank).batch(1))
         _, _, train, _ = model(run, tf.cast(number, tf.float32))
         with run.session() as session:
-            return [session.run([number, train])[0].tolist() for _ in range(8 // run.ranks)]
+            return {"read": [session.run([number, train])[0].tolist() for _ in range(8 // run.ranks)], "lines": lines}
 
 
 @cases(sharded, "2x1", "4x1")
 def test_row_94_data_is_not_divided_twice(outcome):
-    assert sorted(np.ravel(outcome.ranks)) == list(range(8))
+    assert sorted(np.ravel([rank["read"] for rank in outcome.ranks])) == list(range(8))
+    judge_log(outcome.ranks[0]["lines"],
+              "Each of %d replicas draws its own batches from the input of its process. io.slicing is off" % len(outcome.ranks),
+              "read the same data unless the script divides it, as dataset.shard(cluster.worker_num, cluster.worker_index) does")  # fmt: skip
+    assert not [line for rank in outcome.ranks[1:] for line in rank["lines"] if "draws its own batches" in line]
 
 
 def short_batch(run, samples):

@@ -246,7 +246,7 @@ def test_row_18_a_penalty_counts_once(outcome):
 
 
 def small_net(run):
-    """Six steps of a two-layer net on twelve samples a step."""
+    """Six steps of a two-layer net on 48 samples a step."""
     with run.program():
         x = tf.placeholder(tf.float32, [None, 3])
         h = tf.layers.dense(x, 4, tf.tanh, kernel_initializer=tf.glorot_uniform_initializer(seed=1), name="hidden")
@@ -255,12 +255,12 @@ def small_net(run):
         run.merge(loss)
         train = tf.train.AdamOptimizer(0.01).minimize(loss)
         with run.session() as session:
-            losses = run.train(session, loss, train, [{x: np.random.RandomState(k).randn(24, 3).astype(np.float32)} for k in range(6)])
+            losses = run.train(session, loss, train, [{x: np.random.RandomState(k).randn(48, 3).astype(np.float32)} for k in range(6)])
             return dict(variables(session), losses=losses)
 
 
 GRID = ("1x2", "1x3", "2x1", "2x2", "2x3") + tuple("%dx%d-m%d%s" % (ranks, devices, m, how) for ranks in (1, 2) for devices in (1, 2)
-                                                   for m in (2, 3) for how in ("", "run"))  # fmt: skip
+                                                   for m in (2, 3, 4) for how in ("", "run"))  # fmt: skip
 
 
 def judge_grid(outcomes):

@@ -103,6 +103,54 @@ def test_row_62_string_variables_and_tables(outcome):
             np.testing.assert_allclose(rank["values"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def counted_tables(run, monitored):
+    """How often the keys of a lookup table were computed: before, right after its initialisation and after three steps; the losses, the weight.
+
+    monitored: a monitored session runs the table's initializer.
+    """
+    calls = []
+
+    def keys():
+        calls.append(run.rank)
+        return np.array([b"one", b"two", b"three"], object)
+
+    with run.program():
+        words = tf.placeholder(tf.string, [None])
+        # stateful, so that a copy in the graph would be another call
+        found = tf.py_func(keys, [], tf.string, stateful=True)
+        found.set_shape([3])
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(found, tf.constant([1.0, 2.0, 3.0])), -1.0)
+        w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+        loss = run.merge(tf.reduce_mean(tf.square(w * table.lookup(words) - 2.0)))
+        train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+        counts = [len(calls)]
+        steps = [{words: np.array(["one", "two", "three", "none"])}] * 3
+        with tf.train.MonitoredTrainingSession(log_step_count_steps=None) if monitored else run.session() as session:
+            counts.append(len(calls))
+            losses = run.train(session, loss, train, steps)
+            weight = session.run(w)
+        counts.append(len(calls))
+        return {"counts": counts, "ranks": sorted(set(calls)), "values": {"w": np.float32(weight), "losses": np.float32(losses)}}
+
+
+def judge_counted(outcome):
+    for number, rank in enumerate(outcome.ranks):
+        assert rank["counts"] == outcome.plain["counts"] == [0, 1, 1], "the initializer runs once in each process"
+        assert rank["ranks"] == [number]
+        for name, value in outcome.plain["values"].items():
+            np.testing.assert_allclose(rank["values"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@cases(counted_tables, "1x2", "1x4", "2x1", "2x1-m2", "2x1-m2run", compare=True, monitored=False)
+def test_row_62_tables_are_initialised_once(outcome):
+    judge_counted(outcome)
+
+
+@cases(counted_tables, "1x2", "2x1", compare=True, monitored=True)
+def test_row_62_a_monitored_session_initialises_tables_once(outcome):
+    judge_counted(outcome)
+
+
 # --- what travels -------------------------------------------------------------------------
 
 WORDS, WIDTH = 1000, 4

@@ -1,4 +1,4 @@
-"""Speed, measured roughly: rows 112, 113. Slow tests: other work on the machine disturbs them."""
+"""Speed, measured roughly: rows 112, 113. The measuring tests are slow ones: other work on the machine disturbs them."""
 
 import time
 
@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tests.equivalence.scripts import X, regression
+from tests.equivalence.test_cases_input import logged
 from tests.harness.parametrize import cases
 
 ROUNDS = 7
@@ -47,6 +49,26 @@ def overhead(run):
         with run.session() as session:
             measured["epl"] = seconds_per_step(session, loss, train, {x: batch})
     return measured
+
+
+def batch_lines(run):
+    """The lines of the log about the global batch, of two training programs and an evaluation."""
+    with run.program(), logged() as lines:
+        x, w, loss, train, _ = regression(run)
+        with run.session() as session:
+            for fetches in (train, [train, loss]):
+                run.step(session, fetches, {x: np.repeat(X, 4)})
+            session.run(loss, {x: run.local(X)})
+    return {"found": [line for line in lines if "global batch" in line], "replicas": run.layout.replicas, "m": run.layout.m}
+
+
+@cases(batch_lines, "1x1", "1x2", "2x1-m2", "2x1-m2run")
+def test_row_112_the_global_batch_is_logged_once(outcome):
+    replicas, m = outcome.ranks[0]["replicas"], outcome.ranks[0]["m"]
+    (line,) = outcome.ranks[0]["found"]
+    assert "16 samples: %d replicas x %d micro-batches x %d rows" % (replicas, m, 16 // replicas // m) in line
+    assert "learning rate and number of steps are not scaled" in line
+    assert [rank["found"] for rank in outcome.ranks[1:]] == [[]] * (len(outcome.ranks) - 1), "only rank 0 says it"
 
 
 @pytest.mark.slow

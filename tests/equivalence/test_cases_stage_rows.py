@@ -153,7 +153,7 @@ def test_row_12_features_meet_their_labels_in_the_last_stage(outcome):
         assert rank["wrong"] == 0 and sorted(rank["found"]) == list(range(rank["total"]))
 
 
-@cases(pairs, "2x1-s2-m4", "1x2-s2-m2", "4x1-s2-m2", varying=True)
+@cases(pairs, "2x1-s2", "1x2-s2", "4x1-s2", "2x1-s2-m4", "1x2-s2-m2", "4x1-s2-m2", varying=True)
 def test_row_97_also_when_shapes_vary_between_stages(outcome):
     for rank in outcome.ranks:
         assert rank["wrong"] == 0 and sorted(rank["found"]) == list(range(rank["total"]))

@@ -1,5 +1,31 @@
-"""The values of other case files, of models cut into two stages; `test_cases_stage_rows` has the rows about stages."""
+"""The values of other case files, of models cut into two stages.
 
+Where the rows of users' troubles are tested with stages; "matrix" means models of `tests.harness.stage_cover`:
+
+    1, 2, 5, 13, 14, 22, 55, 66, 91, 109, 111           test_stage_semantics
+    3, 25, 41, 93, 110                                  tests/behaviour/test_bad_stages
+    6, 15, 17, 18, 23, 51, 52, 57, 63 to 65, 85, 86,
+        88 to 90, and fetches from sets of 49           here
+    7, 8, 11, 12, 82, 96 to 98, 101                     test_cases_stage_rows
+    9, 10, 54, 67                                       matrix: loop, lstm, dropout
+    16, 21, 27 to 29, 31, 34, 36                        test_cases_stage_checkpoints
+    24, 38                                              tests/behaviour/test_stage_checkpoints
+    26, 37, 40, 42, 43, 48 to 50                        test_stage_hooks, tests/behaviour/test_stage_estimators
+    59 to 62                                            test_stage_sparse; matrix: embedding, tied
+    87                                                  test_stage_semantics (positional step); matrix: embedding
+    89, 92, 94, 95, 99, 100, 102                        test_stage_input
+
+Rows that have no test with stages:
+
+    4                   ranks with other variables than the rest are refused, as in row 3
+    19, 20, 35, 56, 68, 69    `epl.split` over several devices is refused, in pipelines too
+    30                  a step of a pipeline is one run and needs no accumulators; H9 compares the names in a checkpoint
+    32, 33, 44 to 47, 58, 76, 78, 81    TensorFlow 2 style is not distributed; no graph has both scopes and Keras' `fit`
+    39, 77, 80, 83, 84, 53, 70 to 75    mixed precision and recomputation are not carried out
+    79                  gradients are compressed between replicas, whatever stage they are of: test_cases_compressed
+    103 to 108          what happens before there is a graph, or while installing
+    112, 113            speed: benchmarks/pipeline.py
+"""
 
 import numpy as np
 import pytest
@@ -7,6 +33,7 @@ import tensorflow.compat.v1 as tf
 
 from tests.equivalence.scripts import X, regression, scalar
 from tests.equivalence.test_cases_accumulation import W, schedule, updates
+from tests.equivalence.test_cases_batch_norm import judge_one_device
 from tests.harness.context import variables
 from tests.harness.parametrize import cases
 
@@ -37,6 +64,12 @@ def test_row_85_global_clip_of_stages(outcome):
         np.testing.assert_allclose(w, [-0.57668316, -0.81696784], rtol=1e-5)
 
 
+@cases(clipping, *STAGES, clip_after_allreduce=True)
+def test_row_85_clip_after_allreduce_of_stages(outcome):
+    for w in outcome.ranks:
+        np.testing.assert_allclose(w, [-0.57668316, -0.81696784], rtol=1e-5)
+
+
 @cases(clipping, "4x1-s2", clip_after_allreduce=True, aggregate_at="apply")
 def test_row_86_clip_after_allreduce_of_stages(outcome):
     for w in outcome.ranks:
@@ -49,9 +82,9 @@ def test_row_85_local_clip_of_stages(outcome):
         np.testing.assert_allclose(w, [-0.3, -0.65], rtol=1e-5)
 
 
-def batch_norm(run, sync=False):
-    """H4: the statistics after one step."""
-    with run.program({"communication.sync_batch_norm": sync}):
+def batch_norm(run, sync=False, policy="mean"):
+    """H4: the loss of each of two steps, the weights and statistics after it, and what a checkpoint has at the end."""
+    with run.program({"communication.sync_batch_norm": sync, "communication.statistics_reduce": policy}):
         x, t = tf.placeholder(tf.float32, [None, 1]), tf.placeholder(tf.float32, [None, 1])
         with run.stage(0):
             out = tf.layers.batch_normalization(x, momentum=0.9, training=True, name="bn")
@@ -59,34 +92,87 @@ def batch_norm(run, sync=False):
             loss = run.merge(tf.reduce_mean(tf.square(out - t)))
         with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
             train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        saver = tf.train.Saver()
+        history = []
         with run.session() as session:
-            run.step(session, [loss, train], {x: np.float32([[1], [2], [3], [6]]), t: np.float32([[0], [1], [0], [2]])})
-            found = variables(session)
-            return float(found["bn/moving_mean"][0]), float(found["bn/moving_variance"][0])
+            for _ in range(2):
+                (value,) = run.train(session, loss, train, [{x: H4_X[:, None], t: H4_T[:, None]}])
+                history.append(dict(short(variables(session)), loss=value))
+            path = saver.save(session, run.path("bn.ckpt")) or run.path("bn.ckpt")
+        saved = {name: tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path)}
+        return {"history": history, "saved": short(saved)}
+
+
+H4_X, H4_T = np.float32([1, 2, 3, 6]), np.float32([0, 1, 0, 2])
+
+
+def short(values):
+    return {name.split("/")[-1]: float(np.ravel(value)[0]) for name, value in values.items()}
+
+
+def by_hand(batches, combined):
+    """What `batch_norm` gives if the samples of each batch are normalised together, and their statistics combined to one update or several."""
+    mean, variance, gamma, beta, history = 0.0, 1.0, 1.0, 0.0, []
+    for _ in range(2):
+        moments, errors = [], []
+        for x, t in ((H4_X[batch], H4_T[batch]) for batch in batches):
+            moments.append([x.mean(), x.var()])
+            normal = (x - x.mean()) / np.sqrt(x.var() + 1e-3)
+            error = gamma * normal + beta - t
+            errors.append([np.mean(error**2), np.mean(2 * error * normal), np.mean(2 * error)])
+        updates = {"in turn": moments, "mean": [np.mean(moments, 0)], "first": moments[:1]}[combined]
+        for one in updates:
+            mean, variance = 0.9 * mean + 0.1 * one[0], 0.9 * variance + 0.1 * one[1]
+        loss, slope, shift = np.mean(errors, 0)
+        gamma, beta = gamma - 0.1 * slope, beta - 0.1 * shift
+        history.append({"loss": loss, "moving_mean": mean, "moving_variance": variance, "gamma": gamma, "beta": beta})
+    return history
+
+
+def judge_statistics(outcome, batches, combined, first):
+    """Both steps on all ranks, and the same checkpoint; `first` has the mean and the variance after the first step."""
+    history = by_hand(batches, combined)
+    assert (history[0]["moving_mean"], history[0]["moving_variance"]) == pytest.approx(first, rel=1e-5)
+    for rank in outcome.ranks:
+        assert rank["history"] == [pytest.approx(step, rel=1e-5) for step in history]
+        # No difference in the last bit: all ranks have what the checkpoint has.
+        assert rank["saved"] == {name: value for name, value in rank["history"][-1].items() if name != "loss"} == outcome.ranks[0]["saved"]
 
 
 @cases(batch_norm, "2x1-s2", "1x2-s2")
 def test_row_65_one_micro_batch_of_stages(outcome):
-    for found in outcome.ranks:
-        assert found == pytest.approx((0.3, 1.25), rel=1e-5)
+    judge_one_device(outcome._replace(ranks=[rank["history"] for rank in outcome.ranks]))
+    judge_statistics(outcome, [[0, 1, 2, 3]], "in turn", (0.3, 1.25))
 
 
 @cases(batch_norm, "2x1-s2-m2", "1x2-s2-m2")
 def test_row_65_one_update_per_micro_batch_of_stages(outcome):
-    for found in outcome.ranks:
-        assert found == pytest.approx((0.585, 1.0575), rel=1e-5)
+    judge_statistics(outcome, [[0, 1], [2, 3]], "in turn", (0.585, 1.0575))
 
 
 @cases(batch_norm, *REPLICAS)
 def test_row_63_averaged_over_replicas_of_stages(outcome):
-    for found in outcome.ranks:
-        assert found == pytest.approx((0.30, 1.025), rel=1e-5)
+    judge_statistics(outcome, [[0, 1], [2, 3]], "mean", (0.30, 1.025))
+
+
+@cases(batch_norm, *REPLICAS, policy="first")
+def test_row_63_statistics_of_the_first_replica_of_stages(outcome):
+    judge_statistics(outcome, [[0, 1], [2, 3]], "first", (0.15, 0.925))
 
 
 @cases(batch_norm, *REPLICAS, sync=True)
 def test_row_64_synchronised_statistics_of_stages(outcome):
-    for found in outcome.ranks:
-        assert found == pytest.approx((0.3, 1.25), rel=1e-5)
+    judge_statistics(outcome, [[0, 1, 2, 3]], "in turn", (0.3, 1.25))
+
+
+@cases(batch_norm, "4x1-s2-m2", sync=True)
+def test_row_64_synchronised_statistics_of_each_micro_batch(outcome):
+    judge_statistics(outcome, [[0, 2], [1, 3]], "in turn", (0.58, 1.3))
+
+
+@cases(batch_norm, "2x1-s2-m2", sync=True)
+def test_row_64_micro_batches_of_one_replica_are_not_synchronised(outcome):
+    judge_statistics(outcome, [[0, 1], [2, 3]], "in turn", (0.585, 1.0575))
 
 
 def fixed_loss(run, averaged=False):

@@ -17,6 +17,7 @@ from epl.ir import op_table
 from epl.ir.graph import GraphKeys
 from epl.passes.assign import assign
 from epl.planner.plan import Task
+from epl.planner.schedules.factory import chunk_devices
 from tests.unit.machine import Machine, Plain, user_graph
 
 WIDTH, CLASSES, WORDS = 4, 3, 7
@@ -56,13 +57,21 @@ class Spec(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """ranks x devices hold replicas of as many stages as the program has."""
+    """ranks x devices hold replicas of as many stages as the program has, `per_device` of them on each device."""
 
     ranks: int = 1
     devices: int = 1
     m: int = 1
     schedule: str = "PreferBackward"
     near: bool = True
+    per_device: int = 1
+
+    def width(self, spec: Spec) -> int:
+        """Devices of a replica."""
+        return spec.stages // self.per_device
+
+    def replicas(self, spec: Spec) -> int:
+        return self.ranks * self.devices // self.width(spec)
 
 
 class Layers:
@@ -208,6 +217,7 @@ OPTIMIZERS = {
 UPDATES = ("GradientDescent/", "Momentum/", "Adam/", "Adagrad/")
 """Name scopes of the optimizers' ops."""
 SCHEDULES = ("PreferForward", "PreferBackward", "PreferBackwardOptimizer", "ZeroBubbleH1", "ZeroBubbleH2")
+CHUNKED = ("Interleaved", "ZeroBubbleV")
 
 
 @contextlib.contextmanager
@@ -273,10 +283,17 @@ def graph_of(spec, batch):
 
 
 class Ranks(Machine):
-    """A layout in which replicas that lie within one process are told to be, as a plan does."""
+    """A layout in which devices may hold several stages, and replicas that lie within one process are told to be, as a plan does."""
 
-    def __init__(self, whole, layout, stages):
-        super().__init__(whole, layout.devices, layout.ranks, layout.m, stages=stages, near=layout.near, schedule=layout.schedule)
+    def __init__(self, whole, layout, spec):
+        width = layout.width(spec)
+        super().__init__(whole, layout.devices, layout.ranks, layout.m, stages=width, near=layout.near, schedule=layout.schedule)
+        if layout.per_device > 1:
+            rows = self.rows or tuple(((rank, name),) for rank in range(layout.ranks) for name in self.names)
+            on = chunk_devices(spec.stages, width, layout.schedule == "ZeroBubbleV")
+            self.rows = tuple(tuple(row[device] for device in on) for row in rows)
+            places = tuple(tuple(rank for rank, _ in row) for row in self.rows)
+            self.plan = dataclasses.replace(self.plan, places=places, pipeline_devices=width)
         self.mine = ()
         counts = [sum({rank for rank, _ in row} == {r} for row in self.rows) for r in range(layout.ranks)]
         if self.rows and sum(counts) == len(self.rows) and len(set(counts)) == 1:
@@ -320,11 +337,11 @@ def batches(rows):
 
 def compare(spec, layout):
     """Train in a layout and plainly: losses, outputs and variables must be equal."""
-    replicas = layout.ranks * layout.devices // spec.stages
+    replicas = layout.replicas(spec)
     rows = spec.rows * layout.m * replicas
     whole, names = graph_of(spec, spec.rows)
     same, _ = graph_of(spec, rows) if spec.static else (whole, names)
-    machine, plain = Ranks(whole, layout, spec.stages), Plain(in_order(same))
+    machine, plain = Ranks(whole, layout, spec), Plain(in_order(same))
     machine.run("init"), plain.run("init")
     for step, feeds in enumerate(batches(rows)):
         fetches = ("loss:0", "top:0", "norm:0", "train")
@@ -361,8 +378,8 @@ def _equal(found, wanted, label):
 # Drawing programs. `draw` is a random.Random, hypothesis' own or a seeded one.
 
 
-def draw_spec(draw, kinds=None):
-    stages = draw.choice([1, 2, 2, 2, 3, 3, 4])
+def draw_spec(draw, kinds=None, stages=(1, 2, 2, 2, 3, 3, 4, 4, 4, 6)):
+    stages = draw.choice(stages)
     v2 = draw.random() < 0.25
     blocks, stage = [], 0
     for left in range(draw.randint(stages, 8), 0, -1):
@@ -390,19 +407,24 @@ def draw_spec(draw, kinds=None):
     )
 
 
-def draw_layout(draw, stages):
-    sizes = [(r, d) for r in range(1, 5) for d in range(1, 5) if r * d % stages == 0 and r * d <= 8]
-    ranks, devices = draw.choice(sizes)
-    return Layout(ranks, devices, draw.choice([1, 1, 2, 2, 3, 4]), draw.choice(SCHEDULES), draw.random() < 0.7)
+def draw_layout(draw, stages, widths=(1, 2, 3, 4, 6)):
+    """widths: how many devices a replica may have."""
+    chunks = [n for n in range(1, stages + 1) if stages % n == 0 and stages // n in widths]
+    choices = [(name, 1) for name in SCHEDULES if 1 in chunks] + [("Interleaved", n) for n in chunks] + [("ZeroBubbleV", 2)] * (2 in chunks)
+    schedule, per_device = draw.choice(choices)
+    width = stages // per_device
+    ranks, devices = draw.choice([(r, d) for r in range(1, 5) for d in range(1, 5) if r * d % width == 0 and r * d <= 8])
+    return Layout(ranks, devices, draw.choice([1, 1, 2, 2, 3, 4]), schedule, draw.random() < 0.7, per_device)
 
 
-def draw_case(draw):
-    spec = draw_spec(draw)
-    layout = draw_layout(draw, spec.stages)
+def draw_case(draw, pipeline=False):
+    """A program and a layout; `pipeline`: every replica has several devices."""
+    spec = draw_spec(draw, stages=(2, 2, 3, 3, 4, 4, 4, 6)) if pipeline else draw_spec(draw)
+    layout = draw_layout(draw, spec.stages, widths=(2, 3, 4, 6)) if pipeline else draw_layout(draw, spec.stages)
     banned = set()
     if layout.m > 1:
         banned.update(ONE_BATCH)
-    if layout.m > 1 or layout.ranks * layout.devices > spec.stages:
+    if layout.m > 1 or layout.replicas(spec) > 1:
         banned.update(ONE_INSTANCE)
     return spec._replace(blocks=tuple(b._replace(kind="mix") if b.kind in banned else b for b in spec.blocks)), layout
 
@@ -412,4 +434,9 @@ def cases(draw):
     return draw_case(draw(st.randoms(use_true_random=False)))
 
 
-__all__ = ["Block", "Layout", "Spec", "cases", "compare", "draw_case"]
+@st.composite
+def pipelines(draw):
+    return draw_case(draw(st.randoms(use_true_random=False)), pipeline=True)
+
+
+__all__ = ["Block", "Layout", "Spec", "cases", "compare", "draw_case", "pipelines"]

@@ -52,6 +52,26 @@ def test_worker_without_replicas_reads_nothing():
     assert deal(3, [2, 0, 2], unbalanced=True) == ["0,2", "", "1"]
 
 
+def warnings_of(caplog, number, replicas, **switches):
+    caplog.clear()
+    deal(number, replicas, **switches)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_warning_says_that_every_worker_reads_all(caplog):
+    for number, replicas, rounds in ((1, [2, 2], "2 (shares [1, 1])"), (3, [1, 1], "2 (shares [1, 1])"), (4, [4, 2], "3 (shares [2, 1])")):
+        lines = warnings_of(caplog, number, replicas)
+        assert len(lines) == len(replicas) and len(set(lines)) == 1 and {record.levelname for record in caplog.records} == {"WARNING"}
+        for text in ("%d files do not fill rounds of %s" % (number, rounds), "every worker reads all of them",
+                     "io.unbalanced_io_slicing", "io.drop_last_files"):  # fmt: skip
+            assert text in lines[0]
+
+
+def test_no_warning_when_files_are_divided(caplog):
+    for number, switches in ((4, {}), (5, {"drop_last": True}), (5, {"unbalanced": True})):
+        assert warnings_of(caplog, number, [1, 1], **switches) == []
+
+
 def test_the_files_stay_as_they_are():
     files = ["b", "a", "c"]
     slice_files(files, [1, 1], 0, drop_last=True)

@@ -1,25 +1,48 @@
 """Random programs in random layouts train as plain TensorFlow does."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
-from tests.unit.random_programs import Block, Layout, Spec, cases, compare
+from tests.unit.random_programs import CHUNKED, SCHEDULES, Block, Layout, Spec, cases, compare, pipelines
 
 OPTIONS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
+DEEP = Spec(4, (Block("lookup", 0), Block("dense", 1), Block("loop", 2), Block("attend", 3, 0, 2)), "adam", clip=True, rate=True)
+
+
 @settings(max_examples=15, **OPTIONS)
 @given(cases())
+@example((DEEP, Layout(2, 1, 4, "Interleaved", per_device=2)))
+@example((DEEP, Layout(1, 2, 3, "ZeroBubbleV", per_device=2)))
 def test_some(case):
     compare(*case)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@settings(max_examples=300, **OPTIONS)
+@settings(max_examples=60, **OPTIONS)
 @given(cases())
-def test_many(case):
+def test_more(case):
     compare(*case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10800)
+def test_many_pipelines():
+    """Replicas of several devices, in the layouts of all schedules."""
+    seen = []
+
+    @settings(max_examples=320, **OPTIONS)
+    @given(pipelines())
+    def each(case):
+        seen.append(case)
+        compare(*case)
+
+    each()
+    assert sum(layout.width(spec) > 1 for spec, layout in seen) >= 300
+    assert {layout.schedule for _, layout in seen} == {*SCHEDULES, *CHUNKED}
+    assert {(layout.schedule, layout.per_device) for _, layout in seen} >= {("Interleaved", 2), ("Interleaved", 3), ("ZeroBubbleV", 2)}
 
 
 def _line(*blocks, **options):

@@ -2,6 +2,9 @@
 
 import http.client
 import json
+import pathlib
+import queue
+import re
 import socket
 import threading
 import time
@@ -9,12 +12,14 @@ import time
 import pytest
 
 from epl.errors import ClusterError
+from epl.runtime import network
 from epl.runtime import rendezvous as module
 from epl.runtime.gloo import GlooStore, Slot, assign_slots, slot_environment
 from epl.runtime.rendezvous import Claim, Rendezvous, Roll, digest_of, timeout_seconds
 
 pytest.importorskip("horovod.runner.http.http_server")
 pytestmark = pytest.mark.timeout(60)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOSTS = ["a:1", "b:2", "c:3"]
 
 
@@ -126,6 +131,43 @@ def test_workers_meet_and_get_the_variables_of_horovod(capfd):
     assert "rendezvous of 3 workers at 127.0.0.1:%d, over the interface lo (127.0.0.1)" % ports[0] in capfd.readouterr().err
 
 
+def test_workers_that_meet_watch_over_each_other(capfd):
+    hosts = ["127.0.0.1:%d" % port for port in free_ports(3)]
+    workers = [Rendezvous(hosts, index, 10.0, stall_timeout=20.0) for index in range(3)]
+    ends = queue.Queue()
+    threads = []
+    for worker in workers:
+        worker.vigil._end = ends.put
+        threads.append(threading.Thread(target=worker.join, daemon=True))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    workers[2].stop()
+    assert [ends.get(timeout=5) for _ in range(2)] == [70, 70]
+    for worker in workers:
+        worker.stop()
+    printed = capfd.readouterr().err
+    for rank in (0, 1):
+        line = r"epl: rank %d: the job is broken: rank 2 \(%s, host .*, process \d+\) died while Horovod started"
+        assert re.search(line % (rank, hosts[2]), printed)
+
+
+def test_a_worker_that_leaves_before_all_have_met_is_missing_again(capfd, monkeypatch):
+    monkeypatch.setattr(module, "REPORT_SECONDS", 0.4)
+    hosts = ["127.0.0.1:%d" % port for port in free_ports(3)]
+    leaving = Rendezvous(hosts, 1, 1.5, stall_timeout=20.0)
+    errors = []
+    thread = threading.Thread(target=lambda: errors.append(pytest.raises(ClusterError, leaving.join)), daemon=True)
+    thread.start()
+    first = Rendezvous(hosts, 0, 4.0, stall_timeout=20.0)
+    errors.append(pytest.raises(ClusterError, first.join))
+    thread.join(10)
+    assert "still waiting for 1 of 3 workers: 2 (%s)" % hosts[2] in str(errors[0].value)
+    assert "still waiting for 2 of 3 workers: 1 (%s), 2 (%s)" % (hosts[1], hosts[2]) in str(errors[1].value)
+    assert "the job is broken" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("indices", [[0, 0], [0, 1, 1]])
 def test_duplicates_are_named_on_both_sides_quickly(indices):
     hosts = ["127.0.0.1:%d" % port for port in free_ports(3)]
@@ -144,8 +186,17 @@ def test_a_missing_worker_is_named_while_waiting_and_at_the_end(capfd, monkeypat
     missing = "still waiting for 1 of 3 workers: 1 (%s)" % hosts[1]
     assert missing in str(first) and "EPL_RENDEZVOUS_TIMEOUT" in str(first)
     assert isinstance(second, ClusterError)
+    for error in (first, second):
+        for hint in ("HOROVOD_GLOO_IFACE=NAME", "--mca btl_tcp_if_include NAME", "this machine has %s" % network.describe_interfaces()):
+            assert hint in str(error)
     printed = capfd.readouterr().err
     assert "epl: rank 0: " + missing in printed and "epl: rank 2: " + missing in printed
+
+
+def test_the_guide_says_how_to_choose_an_interface():
+    guide = (ROOT / "docs" / "en" / "launch.md").read_text(encoding="utf-8")
+    for text in ("HOROVOD_GLOO_IFACE=", "--mca btl_tcp_if_include ", "--mca oob_tcp_if_include ", "NCCL_SOCKET_IFNAME="):
+        assert text in guide
 
 
 def test_a_missing_worker_0_is_named_by_the_others():
