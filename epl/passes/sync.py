@@ -35,7 +35,7 @@ def sync_program(whole: Program, variables: Sequence[str], task: Task) -> Progra
     for variable in variables:
         source = whole.nodes[variable]
         dtype = variable_dtype(source)
-        if dtype in op_table.OPAQUE:
+        if dtype in op_table.OPAQUE or variable in (whole.held or {}):
             continue
         taskgraph = _taskgraph(whole, variable)
         group, root = task.group(taskgraph), task.first_holder(taskgraph)
