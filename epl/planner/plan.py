@@ -125,7 +125,8 @@ class Plan:
         return self.micro_batches if self.accumulate_in_run else 1
 
     def to_json(self) -> Dict[str, Any]:
-        return dict({f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}, places=[list(row) for row in self.places], split=list(self.split))
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return dict(fields, places=[list(row) for row in self.places], split=list(self.split))
 
     @classmethod
     def from_json(cls, data: Dict[str, Any]) -> "Plan":

@@ -96,7 +96,8 @@ def compile_program(
       task: this rank and its devices, the part of a step; its plan, `parallel` and key are set here.
       numbered: makes the key of one of several programs of the same shape its own.
     """
-    closure = extract(whole, signature.fetches, signature.feeds, signature.modes if traits.parallel or plan.is_shared else [SAME] * len(signature.feeds))
+    modes = signature.modes if traits.parallel or plan.is_shared else [SAME] * len(signature.feeds)
+    closure = extract(whole, signature.fetches, signature.feeds, modes)
     if not traits.trains:
         plan = dataclasses.replace(plan, micro_batches=1)
     lines = fingerprints(closure)

@@ -174,9 +174,10 @@ class _Exchange:
     # The four ways.
 
     def _pieces(self, wholes: Sequence[Ref], cut: Cut) -> List[Ref]:
+        names = ["%s/piece_%d" % (self.base, lane) for lane in self.lanes]
         return [
-            self._slice("%s/piece_%d" % (self.base, lane), whole, cut.dim, cut.begins[lane], cut.lengths[lane]) for lane, whole in zip(self.lanes, wholes)
-        ]  # fmt: skip
+            self._slice(name, whole, cut.dim, cut.begins[lane], cut.lengths[lane]) for name, lane, whole in zip(names, self.lanes, wholes)
+        ]
 
     def _gather(self, values: Sequence[Ref], dim: int) -> Ref:
         whole = self._joined(self.base + "/joined", values, dim)
@@ -236,8 +237,8 @@ class _Exchange:
 
     # Between processes.
 
-    def _collective(self, op: str, name: str, inputs: Sequence[Ref], **info: Any) -> Ref:
-        return self.build.op(op, name, inputs, self.gate, info=dict(info, dtype=self.dtype, ranks=self.ranks))
+    def _collective(self, kind: str, name: str, inputs: Sequence[Ref], **info: Any) -> Ref:
+        return self.build.op(kind, name, inputs, self.gate, info=dict(info, dtype=self.dtype, ranks=self.ranks))
 
     def _sent(self, value: Ref, cut: Cut, dim: int) -> Ref:
         """Pieces of a tensor along one dimension to their processes; those that come from them, flat and after each other."""

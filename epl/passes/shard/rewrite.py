@@ -81,8 +81,7 @@ class _Rewriter:
         if self._task.parallel:
             return frozenset()
         found = set()
-        for name, item in self._sharding.items.items():
-            way = self._sharding.strategies[name]
+        for name, way in self._sharding.strategies.items():
             if name in self._program.nodes and all(form.kind in "RL" for form in way.inputs + way.outputs):
                 found.add(name)
         return frozenset(found)

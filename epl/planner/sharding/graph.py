@@ -180,7 +180,8 @@ class _Items:
         name = sum_name(ref)
         if (name, 0) not in self._lanes:
             tensor, lane = self._tensor(ref), self._lanes[ref]
-            self.items.append(Item(name, Op(SUM, (tensor,), (tensor,)), (ref,), Analysis(Sayings(), (SAME,), None), (lane,), ways=self._sums(ref, tensor, lane)))
+            analysis, ways = Analysis(Sayings(), (SAME,), None), self._sums(ref, tensor, lane)
+            self.items.append(Item(name, Op(SUM, (tensor,), (tensor,)), (ref,), analysis, (lane,), ways=ways))
             self._lanes[name, 0] = SAME
         return name, 0
 
@@ -229,8 +230,10 @@ class _Items:
         dtype = tf.as_dtype(types[ref[1]])
         if variable is not None and ref[1] == 0 and (dtype == tf.resource or dtype._is_ref_dtype):
             shape = self._program.nodes[variable].attr("shape")
-            unknown = shape is None or shape.shape.unknown_rank
-            return Tensor(None if unknown else tuple(d.size if d.size >= 0 else None for d in shape.shape.dim), "resource" if dtype == tf.resource else dtype.name)
+            kind = "resource" if dtype == tf.resource else dtype.name
+            if shape is None or shape.shape.unknown_rank:
+                return Tensor(None, kind)
+            return Tensor(tuple(d.size if d.size >= 0 else None for d in shape.shape.dim), kind)
         return Tensor(self._program.shape_of(ref), dtype.name)
 
 

@@ -200,7 +200,7 @@ class _Search:
         keys: Dict[str, object] = {}
         consumers: Dict[str, List[Tuple[str, int, int]]] = {}
         for item in self._items:
-            key = (item.op.type, item.op.inputs, item.op.outputs, item.lanes, item.analysis, item.free, item.flops, item.is_variable, item.ways, item.fixed, item.divide, _attrs(item.op))  # fmt: skip
+            key = (item.op.type, item.op.inputs, item.op.outputs, _attrs(item.op)) + tuple(item[3:])
             keys[item.name] = key
             if key not in ways:
                 ways[key] = self._ways(item)
@@ -338,9 +338,9 @@ class _Search:
 
 
 def _attrs(op: Op) -> object:
-    return tuple(sorted((k, repr(v)) for k, v in op.attrs.items() if not k.startswith("_") and k not in ("shared_name", "container", "value"))), tuple(
-        sorted((i, np.asarray(v).tobytes()) for i, v in op.constants.items() if np.size(v) < 64)
-    )
+    """What a rule may look at beside the tensors."""
+    attrs = [(k, repr(v)) for k, v in op.attrs.items() if not k.startswith("_") and k not in ("shared_name", "container", "value")]
+    return tuple(sorted(attrs)), tuple(sorted((i, np.asarray(v).tobytes()) for i, v in op.constants.items() if np.size(v) < 64))
 
 
 def hinted_units(items: Sequence[Item]) -> Mapping[int, Tuple[int, ...]]:

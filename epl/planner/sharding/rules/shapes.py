@@ -52,7 +52,7 @@ def blocks(before: Dims, after: Dims) -> List[Tuple[Tuple[int, int], Tuple[int, 
 
 def _matched(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> List[Tuple[Tuple[int, int], Tuple[int, int]]]:
     """From the left, runs of known lengths with equal products, up to the first unknown length."""
-    found = []
+    found: List[Tuple[Tuple[int, int], Tuple[int, int]]] = []
     i = j = 0
     while i < len(before) and j < len(after):
         start = i, j

@@ -39,7 +39,9 @@ DENSE_UPDATES = tuple(
 SPARSE_UPDATES = tuple(
     prefix + name
     for prefix in ("SparseApply", "ResourceSparseApply")
-    for name in "Adadelta Adagrad AdagradDA AdagradV2 CenteredRMSProp Ftrl FtrlV2 Momentum ProximalAdagrad ProximalGradientDescent RMSProp KerasMomentum".split()
+    for name in (
+        "Adadelta Adagrad AdagradDA AdagradV2 CenteredRMSProp Ftrl FtrlV2 Momentum ProximalAdagrad ProximalGradientDescent RMSProp KerasMomentum"
+    ).split()
 )
 SCATTERS = tuple(prefix + name for prefix in ("Scatter", "ResourceScatter") for name in "Update Add Sub Mul Div Min Max".split())
 
