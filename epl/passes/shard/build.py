@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import attrs as A
 from epl.ir.build import DT_INT32, Builder
-from epl.ir.program import Node, Program, Ref, Shape
+from epl.ir.program import APPLY, Node, Program, Ref, Shape
 from epl.planner.sharding.op import Tensor
 from epl.planner.sharding.spec import Group, R, Spec
 from epl.planner.sharding.strategy import BATCH, Lane
@@ -28,23 +28,22 @@ class LaneBuilder(Builder):
     Args:
       nodes: where they are added. batch: names of nodes that exist per micro-batch.
       group: the devices that share the work. node: the op, whose name is a prefix of all names.
-      is_batch: whether it exists per micro-batch.
     """
 
-    def __init__(self, program: Program, nodes: Dict[str, Node], batch: Set[str], group: Group, node: Node, is_batch: bool):
+    def __init__(self, program: Program, nodes: Dict[str, Node], batch: Set[str], group: Group, node: Node):
         super().__init__(nodes, node.device, node.phase)
         self.program = program
         self.batch = batch
         self.group = group
         self.node = node
-        self.is_batch = is_batch
         self.base = node.name + "/epl_shard"
 
     def op(  # noqa: D102
         self, op: str, name: str, inputs: Sequence[Ref] = (), controls: Sequence[str] = (), info: Optional[Dict[str, Any]] = None, **attrs: Any
     ) -> Ref:
         ref = super().op(op, name, inputs, controls, info, **attrs)
-        if any(source in self.batch for source, _ in inputs):
+        # What updates read of a gradient is aggregated, and there once.
+        if self.phase != APPLY and any(source in self.batch for source, _ in inputs):
             self.batch.add(name)
         self.nodes[name] = self.nodes[name].replace(taskgraph=self.node.taskgraph)
         return ref
@@ -89,7 +88,7 @@ class LaneBuilder(Builder):
         return self.element(self.named(what), shape, dim, DT_INT32)
 
     def reshard(self, what: str, value: Ref, source: Spec, target: Spec, lane: Lane, tensor: Tensor, reduce: str = "sum") -> Ref:
-        """A tensor in another form."""
+        """A tensor in another form; `reduce` is how terms are combined, "sum" or "max"."""
         return reshard(self, self.named(what), value, source, target, lane, tensor, reduce)
 
     def rows(self, lane: Lane) -> Ref:

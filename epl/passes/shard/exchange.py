@@ -21,9 +21,6 @@ from epl.planner.plan import Task
 from epl.planner.sharding.spec import Group, Spec
 from epl.planner.sharding.strategy import BATCH, VARYING, Lane
 
-_REDUCE = {"sum": "AddV2", "max": "Maximum", "min": "Minimum"}
-
-
 class Exchange(Pass):
     """Lower `EplReshard` and `EplLane`."""
 
@@ -163,12 +160,11 @@ class _Exchange:
         return self.build.op("ConcatV2", name, list(values) + [axis], T=A.of_type(self.dtype), Tidx=A.of_type(DT_INT32), N=A.of_int(len(values)))
 
     def _combined(self, name: str, values: Sequence[Ref]) -> Ref:
-        how = self.info["reduce"]
-        if how == "sum":
+        if self.info["reduce"] == "sum":
             return self.build.add_n(name, values, self.dtype)
         total = values[0]
         for number, value in enumerate(values[1:], 1):
-            total = self.build.op(_REDUCE[how], "%s/%d" % (name, number), [total, value], T=A.of_type(self.dtype))
+            total = self.build.op("Maximum", "%s/%d" % (name, number), [total, value], T=A.of_type(self.dtype))
         return total
 
     # The four ways.
@@ -208,7 +204,7 @@ class _Exchange:
         stacked = self._reshaped(self.base + "/stacked", flat, dims)
         axis = self.build.const(self.base + "/stack_axis", [0], DT_INT32)
         attrs = {"T": A.of_type(self.dtype), "Tidx": A.of_type(DT_INT32), "keep_dims": A.of_bool(False)}
-        summed = self.build.op({"sum": "Sum", "max": "Max", "min": "Min"}[self.info["reduce"]], self.base + "/total", [stacked, axis], **attrs)
+        summed = self.build.op("Sum" if self.info["reduce"] == "sum" else "Max", self.base + "/total", [stacked, axis], **attrs)
         return self._divided(self._moved(self.base + "/back", summed, self._back(self._first(cut.dim))), cut)
 
     def _exchange(self, values: Sequence[Ref], have: Cut, want: Cut) -> List[Ref]:

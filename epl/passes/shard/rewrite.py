@@ -47,7 +47,9 @@ class _Rewriter:
         """Tensor -> what has it in the form that its strategy gives, where that is another tensor."""
         self._formed: Dict[Tuple[Ref, Spec], Ref] = {}
         self._gradients: Dict[Ref, Ref] = {}
-        """Gradient -> the tensor that is its sum over the lanes of the group."""
+        """Gradient -> the tensor that is aggregated in its place."""
+        self._summed: Dict[Ref, None] = {}
+        """Those of them that are sums over the lanes of the group."""
 
     def run(self) -> Program:
         program = self._program
@@ -61,7 +63,7 @@ class _Rewriter:
         nodes = dict(sorted(self._nodes.items(), key=lambda item: order.get(item[0], len(order))))
         gradients = {self._gradients.get(ref, ref): tag for ref, tag in self._facts.gradients.items()}
         facts = dataclasses.replace(
-            self._facts, gradients=gradients, batch=frozenset(self._batch), summed=frozenset(self._gradients.values()), once=self._once()
+            self._facts, gradients=gradients, batch=frozenset(self._batch), summed=frozenset(self._summed), once=self._once()
         )
         return program.replace(nodes=nodes, fetches=fetches, facts=facts, groups=self._groups())
 
@@ -72,7 +74,7 @@ class _Rewriter:
         if any(node.op == RESHARD and node.info["source"] != R for node in self._nodes.values()):
             for first in range(0, plan.replicas, plan.lanes):
                 found[tuple(sorted({(first + lane) // plan.devices_per_rank for lane in range(plan.lanes)}))] = None
-        if self._gradients:
+        if self._summed:
             found.update(dict.fromkeys(self._task.peers(lane) for lane in range(plan.lanes)))
         return [group for group in found if len(group) > 1]
 
@@ -112,7 +114,7 @@ class _Rewriter:
         if item.is_variable and way.outputs[0].is_sharded:
             self._nodes[node.name] = node.replace(info=dict(node.info, **{LANE_SHAPES: self._lane_shapes(item.op.outputs[0].shape, way.outputs[0])}))
         if way.how:
-            build = LaneBuilder(self._program, self._nodes, self._batch, self._group, node, node.name in self._batch)
+            build = LaneBuilder(self._program, self._nodes, self._batch, self._group, node)
             for index, ref in enumerate(lower(build, node, item, way, self._sharding)):
                 if ref != (node.name, index):
                     self._made[node.name, index] = ref
@@ -135,9 +137,11 @@ class _Rewriter:
         name = sum_name(ref)
         way = self._sharding.strategies[name]
         have = way.outputs[0]
-        if way.inputs[0] == have and self._lane(ref).kind != INVARIANT and ref not in self._gradients:
-            self._gradients[ref] = self._form(ref, ref, have)
-        current = self._gradients.get(ref, ref)
+        if ref not in self._gradients:
+            current = self._gradients[ref] = self._form(ref, ref, way.inputs[0])
+            if way.inputs[0] == have and self._lane(ref).kind != INVARIANT:
+                self._summed[current] = None
+        current = self._gradients[ref]
         if form == have:
             return current
         return self._converted((name, 0), current, self._sharding.forms.get((name, 0), {}), have, form, SAME, APPLY)
@@ -159,12 +163,9 @@ class _Rewriter:
         value = self._converted(key, made, sources, have, source, lane, phase)
         item = self._sharding.items[key[0]]
         producer = self._program.nodes.get(key[0]) or self._program.nodes[made[0]]
-        is_batch = value[0] in self._batch and phase != APPLY
-        build = LaneBuilder(self._program, self._nodes, self._batch, self._group, producer.replace(phase=phase), is_batch)
+        build = LaneBuilder(self._program, self._nodes, self._batch, self._group, producer.replace(phase=phase))
         name = "epl_form/%s/%s" % (tensor_label(key), _text(form))
         made_ref = reshard(build, name, value, source, form, lane, item.op.outputs[key[1]])
-        if not is_batch:
-            self._batch.discard(name)
         self._formed[key, form] = made_ref
         return made_ref
 

@@ -68,7 +68,11 @@ def plan_sharding(
       decided: forms of some variables, while others are still to be decided.
     """
     machine = machine or Machine()
-    items = _Items(program, frozenset(split), group, parallel, held, machine, decided or {}).items
+    return chosen(Items(program, frozenset(split), group, parallel, held, machine, decided or {}).items, group, machine)
+
+
+def chosen(items: List[Item], group: Group, machine: Machine) -> Sharding:
+    """The cheapest way to compute what the items describe."""
     choice = solve(items, group, machine)
     forms: Dict[Ref, Dict[Spec, Spec]] = {}
     for move in choice.moves:
@@ -77,7 +81,9 @@ def plan_sharding(
     return Sharding({i.name: i for i in items}, choice.strategies, lanes, forms, choice.seconds, sum(m.bytes for m in choice.moves))
 
 
-class _Items:
+class Items:
+    """The ops of a classified program, each after those that it reads. Arguments: see `plan_sharding`."""
+
     def __init__(
         self,
         program: Program,

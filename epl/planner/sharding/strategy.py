@@ -94,8 +94,8 @@ def analyse(op: Op, lanes: Sequence[Lane], source: str = "") -> Analysis:
     ratio, origin = _samples(batch, lanes)
     out = [OWN if dim is None else Lane(BATCH, dim, batch.unit(i) * ratio, origin) for i, dim in enumerate(batch.outputs, len(batch.inputs))]
     apart = any(lane.kind == VARYING and i not in batch.shapes for i, lane in enumerate(lanes))
-    # The mean of each lane's samples is not a sum over all lanes' samples.
-    return Analysis(said, tuple(out), None if apart or batch.how == "mean" else batch)
+    # The mean of each lane's samples is not a sum over all lanes' samples; and a new shape needs to be told how many there are.
+    return Analysis(said, tuple(out), None if apart or batch.how == "mean" or batch.how and not ratio else batch)
 
 
 def _guessed(tensor: Tensor, source: Ref) -> Lane:
