@@ -49,10 +49,13 @@ class Layout(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> "Layout":
-        """The inverse of `name`: "2x1", "2x1-m4" (consecutive runs), "2x1-m4run" (within one run), "2x1-s2-m4" (two stages), "2x1-s4v2", "2x1-p2" (split)."""
+        """The inverse of `name`.
+
+        "2x1", "2x1-m4" (consecutive runs), "2x1-m4run" (within one run), "2x1-s2-m4" (two stages), "2x1-s4v2", "2x1-p2" (split).
+        """
         found = _FORM.fullmatch(name)
         if not found:
-            raise ValueError("layout %r is not of the form RANKSxDEVICES, then perhaps -pLANES, -sSTAGES or -sSTAGESvCHUNKS, then -mM or -mMrun" % name)
+            raise ValueError("layout %r is not of the form RANKSxDEVICES, then perhaps -pLANES, -sSTAGES[vCHUNKS], -mM or -mMrun" % name)
         stages, chunks = int(found["stages"] or 1), int(found["chunks"] or 1)
         layout = cls(int(found["ranks"]), int(found["devices"]), int(found["m"] or 1), bool(found["run"]), stages, chunks, int(found["lanes"] or 1))
         if stages % chunks or layout.ranks * layout.devices % layout.width or layout.ranks * layout.devices % layout.lanes:

@@ -279,7 +279,10 @@ def join(programs, scope=""):
         assert len({m.op for m in members}) == 1 and all(m.str_attr("_epl_collective") == name for m in members)
         given = [[m.inputs[index] for m in members] for index in range(_values(members[0]))]
         splits = [m.inputs[1] for m in members] if members[0].op == "HorovodAlltoall" else []
-        found = [[_collective(nodes, m, position, i, sources, ranks, splits) for i, sources in enumerate(given)] for position, m in enumerate(members)]
+        found = [
+            [_collective(nodes, member, position, i, sources, ranks, splits) for i, sources in enumerate(given)]
+            for position, member in enumerate(members)
+        ]
         # It is done when all have a copy of what they are given: then what was given may change.
         done = [source for outputs in found for source, _ in outputs]
         for member, outputs in zip(members, found):

@@ -21,6 +21,7 @@ from epl.planner.plan import Task
 from epl.planner.sharding.spec import Group, Spec
 from epl.planner.sharding.strategy import BATCH, VARYING, Lane
 
+
 class Exchange(Pass):
     """Lower `EplReshard` and `EplLane`."""
 

@@ -11,7 +11,7 @@ from epl.ir.program import APPLY, FORWARD, Program
 from epl.passes.classify import Classify
 from epl.passes.extract import extract
 from epl.planner.plan import Plan, Task
-from epl.planner.sharding.graph import plan_sharding
+from epl.planner.sharding.graph import Sharding, plan_sharding
 from epl.planner.sharding.spec import Group, R, Spec
 
 
@@ -21,6 +21,13 @@ def with_held(whole: Program, plan: Plan, known: Optional[Mapping[str, Spec]] = 
     Args:
       known: what was decided for a smaller graph.
     """
+    held: Dict[str, Spec] = dict(known or {})
+    held.update(training_sharding(whole, plan, known).held())
+    return whole.replace(held={name: form for name, form in held.items() if form != R})
+
+
+def training_sharding(whole: Program, plan: Plan, known: Optional[Mapping[str, Spec]] = None) -> Sharding:
+    """How a training run of the whole graph is computed; of what the scopes hold when nothing is trained."""
     classified = Classify()(whole, Task(plan))
     roots = _after(classified)
     if not roots:
@@ -28,10 +35,7 @@ def with_held(whole: Program, plan: Plan, known: Optional[Mapping[str, Spec]] = 
         roots = [n.name for n in classified.nodes.values() if n.taskgraph in plan.split and n.phase == FORWARD]
     # Initialisation and saving decide nothing: they are done once.
     program = Classify()(extract(whole, roots, [], []), Task(plan))
-    sharding = plan_sharding(program, plan.split, Group.of(plan.lanes), True, None, decided=dict(known or {}))
-    held: Dict[str, Spec] = dict(known or {})
-    held.update(sharding.held())
-    return whole.replace(held={name: form for name, form in held.items() if form != R})
+    return plan_sharding(program, plan.split, Group.of(plan.lanes), True, None, decided=dict(known or {}))
 
 
 def _after(program: Program) -> List[str]:

@@ -162,7 +162,7 @@ class _Rewriter:
         source = sources[form]
         value = self._converted(key, made, sources, have, source, lane, phase)
         item = self._sharding.items[key[0]]
-        producer = self._program.nodes.get(key[0]) or self._program.nodes[made[0]]
+        producer = self._program.nodes.get(key[0]) or self._nodes[made[0]]
         build = LaneBuilder(self._program, self._nodes, self._batch, self._group, producer.replace(phase=phase))
         name = "epl_form/%s/%s" % (tensor_label(key), _text(form))
         made_ref = reshard(build, name, value, source, form, lane, item.op.outputs[key[1]])

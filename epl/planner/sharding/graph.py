@@ -12,7 +12,7 @@ from epl.planner.sharding import rules as _rules
 from epl.planner.sharding.op import Op, Sayings, Tensor
 from epl.planner.sharding.solve import Item, Machine, is_handle, size_of, solve
 from epl.planner.sharding.spec import Group, R, S, Spec
-from epl.planner.sharding.strategy import BATCH, INVARIANT, OWN, SAME, Analysis, L, Lane, Strategy, analyse
+from epl.planner.sharding.strategy import BATCH, INVARIANT, OWN, SAME, Analysis, L, Lane, Strategy, analyse, moved_bytes
 
 assert _rules
 
@@ -38,6 +38,11 @@ class Sharding:
     forms: Mapping[Ref, Mapping[Spec, Spec]]
     seconds: float
     bytes: float
+
+    def sent(self, ref: Ref, source: Spec, target: Spec, group: Group) -> float:
+        """Bytes that each device sends to bring a tensor from one form into another."""
+        tensor, lane = self.items[ref[0]].op.outputs[ref[1]], self.lanes[ref]
+        return moved_bytes(lane, size_of(tensor, lane, Machine().unknown), source, target, group) or 0.0
 
     def held(self) -> Dict[str, Spec]:
         """The variables that are divided."""

@@ -1,7 +1,7 @@
 """Choose a strategy for each op of a graph, so that the whole costs least.
 
-An integer linear program: one binary variable for each op and strategy; continuous ones
-say in which forms a tensor is needed, and out of which form each of them is made.
+A linear program: one variable for each op and strategy, 0 or 1 in the end; others say in
+which forms a tensor is needed, and out of which form each of them is made.
 Ops that do the same in the same surroundings (the layers of a transformer) share their
 variables, so that the size of the program does not grow with the depth of a model.
 
@@ -10,7 +10,7 @@ counted once for each form of a tensor instead of once for each edge.
 """
 
 import dataclasses
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from epl.planner.sharding.strategy import BATCH, SAME, Analysis, Lane, Strategy,
 
 _BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _COMMUTES = frozenset(("AddN", "Pack", "ConcatV2", "NoOp"))
-_ROUNDS = 8
-_NODES = 2000
+_ROUNDS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,29 +285,69 @@ class _Search:
     # Solving.
 
     def _solved(self, binaries: int) -> np.ndarray:
+        """Linear programs, between which the strategies are fixed that came out most clearly.
+
+        The relaxed program is tight but for ties, so that few rounds are needed, and what
+        is given away is little; an exact search takes minutes for one layer of a transformer.
+        """
+        lower, upper = np.zeros(len(self._costs)), np.ones(len(self._costs))
+        constraints = self._constraints()
+        # In units of a latency: the solver's tolerances are absolute. Of equal strategies the first.
+        costs = np.array(self._costs) / self._machine.latency
+        costs[:binaries] += 1e-4 * np.concatenate([np.arange(len(one.ways)) for one in self._classes])
+        open_classes = [one for one in self._classes if len(one.ways) > 1]
+        share = 1.0
+        values = self._relaxed(costs, lower, upper, constraints)
+        if values is None:
+            raise _Impossible("No way was found to divide the taskgraph among %d devices" % self._group.size)
+        while True:
+            clear, unclear = [], []
+            for one in open_classes:
+                best = int(np.argmax(values[one.first : one.first + len(one.ways)]))
+                (clear if values[one.first + best] > 1 - 1e-6 else unclear).append((float(values[one.first + best]), one, best))
+            if not unclear:
+                return values
+            unclear.sort(key=lambda entry: (not entry[1].item.is_variable, -entry[0], entry[1].first))
+            variables = sum(entry[1].item.is_variable for entry in unclear)
+            count = max(1, int(share * (variables or len(unclear)) / 3))
+            fixed_lower, fixed_upper = lower.copy(), upper.copy()
+            for _, one, best in clear + unclear[:count]:
+                fixed_lower[one.first + best] = 1.0
+                fixed_upper[[v for v in range(one.first, one.first + len(one.ways)) if v != one.first + best]] = 0.0
+            found = self._relaxed(costs, fixed_lower, fixed_upper, constraints)
+            if found is not None:
+                lower, upper, values, share = fixed_lower, fixed_upper, found, 1.0
+            elif count > 1:
+                share /= 4
+            else:
+                # What comes out best can't be had together with the rest.
+                _, one, best = unclear[0]
+                upper[one.first + best] = 0.0
+                values = self._relaxed(costs, lower, upper, constraints)
+                if values is None:
+                    raise _Impossible("No way was found to divide the taskgraph among %d devices" % self._group.size)
+
+    def _constraints(self) -> List[Any]:
         from scipy import optimize, sparse
 
         count = len(self._costs)
-        one_each = sparse.lil_matrix((len(self._classes), count))
-        for number, one in enumerate(self._classes):
-            one_each[number, one.first : one.first + len(one.ways)] = 1.0
-        constraints = [optimize.LinearConstraint(one_each.tocsr(), 1.0, 1.0)]
+        rows = [number for number, one in enumerate(self._classes) for _ in one.ways]
+        columns = [v for one in self._classes for v in range(one.first, one.first + len(one.ways))]
+        one_each = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), (len(self._classes), count))
+        constraints = [optimize.LinearConstraint(one_each, 1.0, 1.0)]
         if self._rows:
             rows = [i for i, row in enumerate(self._rows) for _ in row]
             columns = [v for row in self._rows for v in row]
             factors = [f for row in self._rows for f in row.values()]
             matrix = sparse.csr_matrix((factors, (rows, columns)), (len(self._rows), count))
             constraints.append(optimize.LinearConstraint(matrix, -np.inf, np.array(self._limits)))
-        integrality = np.zeros(count)
-        integrality[:binaries] = 1
-        # In units of a latency: the solver's tolerances are absolute. A limit in nodes, not in time: every rank must find the same.
-        costs = np.array(self._costs) / self._machine.latency
-        result = optimize.milp(
-            costs, integrality=integrality, bounds=optimize.Bounds(0, 1), constraints=constraints, options={"node_limit": _NODES, "mip_rel_gap": 0.01}
-        )
-        if result.x is None:
-            raise _Impossible("No way was found to divide the taskgraph among %d devices (%s)" % (self._group.size, result.message))
-        return result.x
+        return constraints
+
+    @staticmethod
+    def _relaxed(costs: np.ndarray, lower: np.ndarray, upper: np.ndarray, constraints: List[Any]) -> Optional[np.ndarray]:
+        from scipy import optimize
+
+        return optimize.milp(costs, bounds=optimize.Bounds(lower, upper), constraints=constraints).x
 
     def _choice(self, found: Dict[str, Strategy]) -> Choice:
         """Which form is made of which: of what is there, the one that needs the fewest bytes."""
@@ -339,7 +378,7 @@ class _Search:
 
 def _attrs(op: Op) -> object:
     """What a rule may look at beside the tensors."""
-    attrs = [(k, repr(v)) for k, v in op.attrs.items() if not k.startswith("_") and k not in ("shared_name", "container", "value")]
+    attrs = [(k, repr(v)) for k, v in op.attrs.items() if not k.startswith("_") and k not in ("shared_name", "debug_name", "container", "value")]
     return tuple(sorted(attrs)), tuple(sorted((i, np.asarray(v).tobytes()) for i, v in op.constants.items() if np.size(v) < 64))
 
 

@@ -89,6 +89,8 @@ def analyse(op: Op, lanes: Sequence[Lane], source: str = "") -> Analysis:
     if not source and all(lane.kind == INVARIANT for lane in lanes):
         return Analysis(said, (SAME,) * len(op.outputs), None)
     batch = None if source else next((axis for axis in said.axes if _runs_over_samples(axis, lanes)), None)
+    if batch is None and not source and _of_sums(op, lanes):
+        return Analysis(said, (OWN,) * len(op.outputs), None)
     if batch is None:
         return Analysis(said, tuple(_guessed(t, (source, i)) for i, t in enumerate(op.outputs)), None)
     ratio, origin = _samples(batch, lanes)
@@ -96,6 +98,12 @@ def analyse(op: Op, lanes: Sequence[Lane], source: str = "") -> Analysis:
     apart = any(lane.kind == VARYING and i not in batch.shapes for i, lane in enumerate(lanes))
     # The mean of each lane's samples is not a sum over all lanes' samples; and a new shape needs to be told how many there are.
     return Analysis(said, tuple(out), None if apart or batch.how == "mean" or batch.how and not ratio else batch)
+
+
+def _of_sums(op: Op, lanes: Sequence[Lane]) -> bool:
+    """Whether an op sees no batch, nor a shape that could have one in it: gradients of weights, say."""
+    shapes = any(lane.kind == VARYING and tensor.rank == 1 and not tensor.is_float for tensor, lane in zip(op.inputs, lanes))
+    return not shapes and all(lane.kind != BATCH for lane in lanes)
 
 
 def _guessed(tensor: Tensor, source: Ref) -> Lane:

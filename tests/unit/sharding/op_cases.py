@@ -88,7 +88,7 @@ FORWARD = {
     "log_softmax": lambda x, ids: tf.nn.log_softmax(tf.matmul(x, weight("w", H, C))),
     "sparse_cross_entropy": lambda x, ids: tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=tf.matmul(x, weight("w", H, C))),
     "cross_entropy": lambda x, ids: tf.nn.softmax_cross_entropy_with_logits_v2(labels=tf.one_hot(ids, C), logits=tf.matmul(x, weight("w", H, C))),
-    "sigmoid_cross_entropy": lambda x, ids: tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.one_hot(ids, C), logits=tf.matmul(x, weight("w", H, C))),
+    "sigmoid_cross_entropy": lambda x, ids: tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.one_hot(ids, C), logits=_logits(x)),
     "embedding": lambda x, ids: tf.nn.embedding_lookup(weight("table", C, 4), ids),
     "embedding_of_pairs": lambda x, ids: tf.nn.embedding_lookup(weight("table", C, 4), tf.stack([ids, (ids + 1) % C], 1)),
     "gather_columns": lambda x, ids: tf.gather(_columns(x), [1, 5, 2, 2], axis=1),
@@ -131,6 +131,10 @@ FORWARD = {
     "attention": _heads,
 }
 """name -> function of the batch's columns [B, H] and classes [B], giving a tensor whose dimension 0 is the batch."""
+
+
+def _logits(x):
+    return tf.matmul(x, weight("w", H, C))
 
 
 def _columns_again(x):
