@@ -158,3 +158,70 @@ def datasets(run):
 @cases(datasets, "1x2-p2", "2x1-p2", "4x1-p2", "2x1-p2-m2", compare=True)
 def test_datasets_with_a_smaller_last_batch(outcome):
     judge(outcome)
+
+
+def checkpoints(run):
+    """Steps, a checkpoint, more steps; then the checkpoint in a new session, and the same steps again."""
+    found = {}
+    path = run.path("model.ckpt")
+    with run.program():
+        x, y = tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.int64, [None])
+        with run.split():
+            logits = dense(tf.nn.relu(dense(x, 8, "up")), 11, "head")
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+        run.merge(loss)
+        train = tf.train.AdamOptimizer(0.01).minimize(loss)
+        saver = tf.train.Saver()
+        feeds = [
+            {x: np.random.RandomState(step).randn(ROWS, 6).astype(np.float32), y: np.random.RandomState(step).randint(0, 11, ROWS)}
+            for step in range(4)
+        ]
+        with run.session() as session:
+            run.train(session, loss, train, feeds[:2])
+            saver.save(session, path)
+            found["first"] = run.train(session, loss, train, feeds[2:])
+        with tf.Session() as session:
+            saver.restore(session, path)
+            found["again"] = run.train(session, loss, train, feeds[2:])
+            found["variables"] = variables(session)
+    found["saved"] = dict(tf.train.list_variables(path))
+    reader = tf.train.load_checkpoint(path)
+    found["values"] = {name: reader.get_tensor(name) for name in found["saved"]}
+    return found
+
+
+@cases(checkpoints, "1x2-p2", "2x1-p2", "4x1-p2", "1x3-p3", compare=True)
+def test_a_checkpoint_has_whole_variables(outcome):
+    for rank in outcome.ranks:
+        assert rank["saved"] == outcome.plain["saved"]
+        np.testing.assert_allclose(rank["first"], outcome.plain["first"], rtol=1e-5)
+        np.testing.assert_allclose(rank["again"], rank["first"], rtol=1e-6)
+        for part in ("values", "variables"):
+            for name, wanted in outcome.plain[part].items():
+                np.testing.assert_allclose(rank[part][name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def held_bytes(run):
+    """The largest variable that this process holds of a classifier's weights, after a step."""
+    from epl.runtime.adapters.sessions import rank_session
+
+    with run.program():
+        x, y = tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.int64, [None])
+        with run.split():
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=dense(x, 1001, "head")))
+        train = tf.train.AdamOptimizer(0.01).minimize(loss)
+        with run.session() as session:
+            run.step(session, train, {x: np.ones([ROWS, 6], np.float32), y: np.arange(ROWS)})
+            shapes = set()
+            for program in rank_session(session).programs():
+                for node in program.nodes.values():
+                    if node.op == "VarHandleOp" and (node.origin or "").startswith("head/kernel"):
+                        shapes.add((node.origin, tuple(d.size for d in node.attr("shape").shape.dim)))
+            return sorted(shapes)
+
+
+@cases(held_bytes, "2x1-p2")
+def test_no_process_holds_a_whole_variable(outcome):
+    for rank in outcome.ranks:
+        assert [name for name, _ in rank] == ["head/kernel", "head/kernel/Adam", "head/kernel/Adam_1"]
+        assert all(np.prod(shape) <= 6 * 1001 / 2 + 6 for _, shape in rank), rank

@@ -107,13 +107,20 @@ class Items:
         self._held = held
         self._unknown = machine.unknown
         self._lanes: Dict[Ref, Lane] = {}
+        self._assigned: Dict[Ref, Tensor] = {}
         self._fed = {f.node for f in program.feeds if f.is_batch}
         self._apart = self._apart_frames()
+        self._assigned = self._assigned_shapes()
         self.items: List[Item] = []
         for node in program.topological():
             self._add(node)
         for number, ref in enumerate(program.fetches):
             self._add_fetch(number, ref)
+
+    def _assigned_shapes(self) -> Dict[Ref, Tensor]:
+        """What is assigned to variables, restored values for instance, has their shapes."""
+        nodes = [n for n in self._program.nodes.values() if n.op in ("Assign", "AssignVariableOp")]
+        return {n.inputs[1]: self._tensor(n.inputs[0]) for n in nodes if self._program.shape_of(n.inputs[1]) is None}
 
     def _apart_frames(self) -> FrozenSet[str]:
         """The while loops in which something differs between lanes."""
@@ -245,6 +252,8 @@ class Items:
             if shape is None or shape.shape.unknown_rank:
                 return Tensor(None, kind)
             return Tensor(tuple(d.size if d.size >= 0 else None for d in shape.shape.dim), kind)
+        if ref in self._assigned:
+            return Tensor(self._assigned[ref].shape, dtype.name)
         return Tensor(self._program.shape_of(ref), dtype.name)
 
 

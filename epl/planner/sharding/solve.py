@@ -298,15 +298,15 @@ class _Search:
         open_classes = [one for one in self._classes if len(one.ways) > 1]
         share = 1.0
         values = self._relaxed(costs, lower, upper, constraints)
-        if values is None:
-            raise _Impossible("No way was found to divide the taskgraph among %d devices" % self._group.size)
-        while True:
-            clear, unclear = [], []
+        while values is not None:
+            clear: List[Tuple[float, _Class, int]] = []
+            unclear: List[Tuple[float, _Class, int]] = []
             for one in open_classes:
                 best = int(np.argmax(values[one.first : one.first + len(one.ways)]))
                 (clear if values[one.first + best] > 1 - 1e-6 else unclear).append((float(values[one.first + best]), one, best))
             if not unclear:
                 return values
+            # Variables first: what they are held as decides the most.
             unclear.sort(key=lambda entry: (not entry[1].item.is_variable, -entry[0], entry[1].first))
             variables = sum(entry[1].item.is_variable for entry in unclear)
             count = max(1, int(share * (variables or len(unclear)) / 3))
@@ -324,8 +324,7 @@ class _Search:
                 _, one, best = unclear[0]
                 upper[one.first + best] = 0.0
                 values = self._relaxed(costs, lower, upper, constraints)
-                if values is None:
-                    raise _Impossible("No way was found to divide the taskgraph among %d devices" % self._group.size)
+        raise _Impossible("No way was found to divide the taskgraph among %d devices" % self._group.size)
 
     def _constraints(self) -> List[Any]:
         from scipy import optimize, sparse

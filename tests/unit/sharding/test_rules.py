@@ -90,9 +90,12 @@ def _compare(machine, names, feeds, wanted, what):
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=2e-6, err_msg="%s, %s" % (name, what))
 
 
-@pytest.mark.parametrize("case", list(FORWARD))
+SOME = ("matmul_twice", "bias_add", "mean_columns", "softmax", "sparse_cross_entropy", "embedding", "top_k", "reshape_joined", "convolution", "attention")
+
+
+@pytest.mark.parametrize("case", SOME)
 def test_parts_give_what_the_op_gives(case, monkeypatch):
-    check(case, monkeypatch, [(2, 1), (1, 3)], 5)
+    check(case, monkeypatch, [(2, 1), (1, 3)], 11)
 
 
 @pytest.mark.slow
