@@ -18,6 +18,7 @@ import sys
 import traceback
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from epl.cli.sharding import describe_sharding, sharding_text
 from epl.errors import EplError
 
 USAGE_EXIT_CODE = 2
@@ -255,9 +256,12 @@ def describe(graph: Any, nodes: Sequence[str] = ()) -> Dict[str, Any]:
         report["why"] = {asked: only % name for asked, name in names.items()}
         return report
     assert divided.assignment is not None
+    if plan.lanes > 1:
+        report["sharding"] = describe_sharding(whole, plan)
     report["why"] = {asked: _why(whole, divided, name) for asked, name in names.items()}
     try:
-        check_cuttable(whole, whole.assignment)
+        if plan.lanes == 1:
+            check_cuttable(whole, whole.assignment)
     except ProgramError as error:
         report["refused"] = str(error)
     return report
@@ -382,6 +386,8 @@ def text(report: Dict[str, Any]) -> str:
         for item in crossing:
             shape = "?" if item["shape"] is None else ", ".join("?" if d is None else str(d) for d in item["shape"])
             lines.append("  %d -> %d  %-9s %s %s [%s]" % (item["from"], item["to"], item["phase"], item["tensor"], item["dtype"], shape))
+    if "sharding" in report:
+        lines += sharding_text(report["sharding"])
     if report["refused"]:
         lines += ["", "can't be spread over processes: " + report["refused"]]
     for why in report["why"].values():

@@ -291,7 +291,7 @@ def _expand(arg: Any, node: Node, default: Dict[str, Any]) -> List[int]:
 def output_types(node: Node, program: Optional[Program] = None) -> List[int]:
     """The dtypes (DataType numbers, never reference types) of a node's outputs."""
     if node.op.startswith(PSEUDO):
-        return [node.info["dtype"]] * max(1, len(node.inputs))
+        return node.info.get("types") or [node.info["dtype"]] * max(1, len(node.inputs))
     definition = _signature(node, program)
     default = {a.name: a.default_value for a in definition.attr}
     types: List[int] = []

@@ -156,6 +156,7 @@ class Program:
       assignment: node -> its taskgraph (`epl.passes.assign.Assigned`), as decided on the whole
         graph; None for a graph with one taskgraph.
       groups: the groups of processes that talk among themselves, the same list on all ranks.
+      held: variable -> the form in which the devices of a group hold it; those that are not in it are whole on each.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class Program:
         agreement: Any = None,
         assignment: Optional[Mapping[str, Any]] = None,
         groups: Sequence[Tuple[int, ...]] = (),
+        held: Optional[Mapping[str, Any]] = None,
     ):
         self.nodes = nodes
         self.fetches = tuple(fetches)
@@ -191,6 +193,7 @@ class Program:
         self.agreement = agreement
         self.assignment = assignment
         self.groups = tuple(groups)
+        self.held = held
         self._functions: Optional[Dict[str, function_pb2.FunctionDef]] = None
         self._consumers: Optional[Dict[str, List[Tuple[str, int]]]] = None
 
@@ -299,7 +302,7 @@ class Program:
 
 _FIELDS = (
     "nodes", "fetches", "targets", "feeds", "library", "versions", "facts", "raw_gradients", "apply_gradients", "collections", "shape_of",
-    "ragged", "agreement", "assignment", "groups",
+    "ragged", "agreement", "assignment", "groups", "held",
 )
 
 LOOP_BACK = ("NextIteration", "RefNextIteration")

@@ -43,6 +43,8 @@ class Facts:
       draws: whether elements of inputs are taken, by whatever process.
       seeds: the gradient calls that start from a seed of each micro-batch, here or in another process.
       slots: the kind of action of a pipeline's schedule that a node belongs to.
+      summed: gradients that are sums over the lanes of a group already.
+      once: in a program that is not parallel, what exists once although some of its nodes exist on each lane.
     """
 
     gradients: Dict[Ref, GradientTag]
@@ -56,6 +58,8 @@ class Facts:
     draws: bool = False
     seeds: FrozenSet[int] = frozenset()
     slots: Dict[str, str] = dataclasses.field(default_factory=dict)
+    summed: FrozenSet[Ref] = frozenset()
+    once: FrozenSet[str] = frozenset()
 
     def written(self, program: Program) -> List[str]:
         """Variables that a program with the user's names writes, in node order."""
@@ -104,7 +108,7 @@ class Classify(Pass):
         outputs = {n.name for n in order if n.op in op_table.SUMMARIES and n.name not in frames}
         batch: Set[str] = set()
         if task.parallel or task.spread:
-            batch = _batch_nodes(program, gradients, phases, frames, shared, outputs, touched, writes)
+            batch = _batch_nodes(program, gradients, phases, frames, shared, outputs, touched, writes, task.plan.lanes)
         taskgraphs = _taskgraphs(program, task)
         if task.stages:
             taskgraphs = settle(program, task, order, taskgraphs, batch, shared | outputs, frames)
@@ -253,6 +257,7 @@ def _batch_nodes(
     outputs: Set[str],
     touched: Dict[str, Tuple[str, ...]],
     writes: Dict[str, Tuple[str, ...]],
+    lanes: int,
 ) -> Set[str]:
     members: Dict[str, List[str]] = {}
     for name, frame in frames.items():
@@ -278,8 +283,9 @@ def _batch_nodes(
                     continue  # it only waits: it runs once per step, after all instances
                 mark(consumer)
 
-    ragged = any(ref[0] in program.nodes for ref in program.ragged)
     fed = {f.node for f in program.feeds if f.is_batch}
+    # Gradients that are summed over lanes have no parts that could be weighed later.
+    ragged = any(ref[0] in program.nodes for ref in program.ragged) or bool(fed) and lanes > 1
     for node in program.nodes.values():
         weighed = ragged and node.attr(A.SEED) is not None  # each instance's gradient starts from its own weight
         if node.name in fed or weighed or op_table.is_source(program, node):

@@ -92,7 +92,7 @@ class Cloner:
         """What changes state although nothing here needs it: a fetched tensor comes from one replica and one process, its effects are on all."""
         facts = self.facts
         brings = self.task.parallel and any(a in facts.writes for a in self.program.ancestors([source for source, _ in self.program.fetches]))
-        if not brings and not self.task.spread:
+        if not brings and not self.task.spread and self.task.plan.lanes == 1:
             return []
         return [instance for name in facts.writes for end in facts.endings.done(name) for instance in self.all_of(end)]
 
@@ -104,7 +104,7 @@ class Cloner:
 
     def is_once(self, node: Node) -> bool:
         """True for what exists once in this process whatever the number of replicas."""
-        return node.name in self.facts.shared or node.name in self.facts.outputs or self._is_feed(node)
+        return node.name in self.facts.shared or node.name in self.facts.outputs or self._is_feed(node) or node.name in self.facts.once
 
     def instances_of(self, taskgraph: Optional[int]) -> List[Tuple[int, int]]:
         """The instances of a batch node that this process holds."""
@@ -275,7 +275,7 @@ class Cloner:
             # The values and indices of a sparse gradient come in the same instances, also when one of them is always the same.
             # Ranks may hold different constants (samples read in Python): over ranks every gradient is reduced.
             batch = len(self.task.group(self.stage_of(ref[0]))) > 1 or any(s in self.facts.batch for s, _ in self.pairs.get(ref, (ref,)))
-            info = {"ref": ref, "tag": tag, "batch": batch, "indices": None, "values": None}
+            info = {"ref": ref, "tag": tag, "batch": batch, "indices": None, "values": None, "summed": ref in self.facts.summed}
             if ref in self.partners:
                 info["indices"] = self.partners[ref]["indices"]
             elif tag.component == "indices" and ref in self.pairs:

@@ -24,7 +24,7 @@ from epl.planner.plan import Task
 ANCHOR = "epl_anchor"
 """Placeholder (int32 scalar) that is fed 0 in every run of a program with collectives."""
 
-COLLECTIVES = ("EplAllReduce", "EplAllGather", "EplBroadcast")
+COLLECTIVES = ("EplAllReduce", "EplAllGather", "EplBroadcast", "EplAllToAll")
 RANKS = "_epl_ranks"
 """Attribute of a Horovod op: the ranks that take part; left out for all of them."""
 _SUM, _MAX = 1, 4
@@ -139,6 +139,7 @@ class _Lower:
             "EplAllReduce": self._all_reduce,
             "EplAllGather": self._all_gather,
             "EplBroadcast": self._broadcast,
+            "EplAllToAll": self._all_to_all_of,
             SEND: self._send,
             RECEIVE: self._receive,
             SHARE: self._share,
@@ -209,6 +210,12 @@ class _Lower:
         wire = self._wire()
         value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire)
         return self._returned(self._hvd("HorovodAllgather", self.name, [value], T=A.of_type(wire)), wire)
+
+    def _all_to_all_of(self) -> List[Ref]:
+        """A flat tensor, and how many elements of it go to each rank."""
+        wire = self._wire()
+        value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire)
+        return self._returned(self._hvd("HorovodAlltoall", self.name, [value, self.node.inputs[1]], T=A.of_type(wire)), wire)
 
     def _broadcast(self) -> List[Ref]:
         wire = self._wire()

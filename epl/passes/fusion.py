@@ -35,18 +35,21 @@ def groups_of(sizes: Sequence[int], most: int) -> List[List[int]]:
     return groups
 
 
-def all_reduce(build: Builder, items: Sequence[Any], task: Task, factor: float, controls: Sequence[str]) -> List[Ref]:
+def all_reduce(build: Builder, items: Sequence[Any], task: Task, factor: float, controls: Sequence[str], lane: Optional[int] = None) -> List[Ref]:
     """Sum tensors over the ranks that hold their taskgraph, and scale them.
 
     Args:
       items: objects with `node` (name), `value`, `dtype`, `size` (bytes), `record` and one `taskgraph`.
       factor: multiplied into the sums.
+      lane: only the ranks meet that have this place in their groups; None for all.
 
     Returns:
       The reduced tensors in the order of `items`.
     """
     results: Dict[int, Ref] = {}
     plan, taskgraph = task.plan, items[0].taskgraph
+    among = {"taskgraph": taskgraph} if lane is None else {"taskgraph": taskgraph, "ranks": task.peers(lane)}
+    place = ("taskgraph_%d_" % taskgraph if taskgraph is not None else "") + ("lane_%d_" % lane if lane is not None else "")
     # The gradients of a later call may wait for the update of an earlier one: they can't travel together.
     alike: Dict[Tuple[int, int], List[int]] = {}
     # The last gradients of the graph are ready first: they travel first.
@@ -55,19 +58,19 @@ def all_reduce(build: Builder, items: Sequence[Any], task: Task, factor: float, 
     for (record, dtype), positions in sorted(alike.items()):
         for number, group in enumerate(groups_of([items[p].size for p in positions], plan.max_splits)):
             members = [positions[g] for g in group]
-            name = "epl_all_reduce/%s%d_%d_%d" % ("taskgraph_%d_" % taskgraph if taskgraph is not None else "", record, dtype, number)
+            name = "epl_all_reduce/%s%d_%d_%d" % (place, record, dtype, number)
             values = [items[p].value for p in members]
             if plan.fp16 and dtype != DT_HALF:
-                reduced = _compressed(build, name, values, dtype, task, taskgraph, factor, controls)
+                reduced = _compressed(build, name, values, dtype, task, among, factor, controls)
             else:
-                build.op("EplAllReduce", name, values, controls, info={"dtype": dtype, "scale": factor, "taskgraph": taskgraph})
+                build.op("EplAllReduce", name, values, controls, info=dict(among, dtype=dtype, scale=factor))
                 reduced = [(name, i) for i in range(len(values))]
             results.update(zip(members, reduced))
     return [results[p] for p in range(len(items))]
 
 
 def _compressed(
-    build: Builder, name: str, values: Sequence[Ref], dtype: int, task: Task, taskgraph: Optional[int], factor: float, controls: Sequence[str]
+    build: Builder, name: str, values: Sequence[Ref], dtype: int, task: Task, among: Dict[str, Any], factor: float, controls: Sequence[str]
 ) -> List[Ref]:
     """All-reduce in float16.
 
@@ -82,17 +85,17 @@ def _compressed(
         axis = build.const(name + "/axis", 0, 3)
         peaks.append(build.op("Max", "%s/peak_%d" % (name, i), [flat, axis], T=A.of_type(dtype), Tidx=A.of_type(3), keep_dims=A.of_bool(False)))
     packed = build.pack(name + "/peaks", peaks, dtype)
-    build.op("EplAllReduce", name + "/peak", [packed], controls, info={"dtype": dtype, "scale": 1.0, "op": "max", "taskgraph": taskgraph})
+    build.op("EplAllReduce", name + "/peak", [packed], controls, info=dict(among, dtype=dtype, scale=1.0, op="max"))
     tiny = build.const(name + "/tiny", 1e-30, dtype)
     limit = build.op("Maximum", name + "/limit", [(name + "/peak", 0), tiny], T=A.of_type(dtype))
     halves, limits = [], []
-    target, ranks = float(task.plan.fp16_scale), len(task.group(taskgraph))
+    target, ranks = float(task.plan.fp16_scale), len(among["ranks"] if "ranks" in among else task.group(among["taskgraph"]))
     for i, value in enumerate(values):
         peak = build.element("%s/limit_%d" % (name, i), limit, i, dtype)
         limits.append(peak)
         unit = build.op("RealDiv", "%s/unit_%d" % (name, i), [value, peak], T=A.of_type(dtype))
         halves.append(build.cast("%s/half_%d" % (name, i), build.scale("%s/scale_%d" % (name, i), unit, target / ranks, dtype), dtype, DT_HALF))
-    build.op("EplAllReduce", name, halves, controls, info={"dtype": DT_HALF, "scale": 1.0, "taskgraph": taskgraph})
+    build.op("EplAllReduce", name, halves, controls, info=dict(among, dtype=DT_HALF, scale=1.0))
     results = []
     for i in range(len(values)):
         wide = build.cast("%s/wide_%d" % (name, i), (name, i), DT_HALF, dtype)

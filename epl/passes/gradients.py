@@ -27,14 +27,20 @@ ACCUMULATOR = "epl_accumulator/"
 
 
 class Dense(NamedTuple):
-    """A local dense sum on its way to the other ranks; `record` is the gradient call that it comes from."""
+    """A local dense sum on its way to the other ranks.
+
+    record: the gradient call that it comes from. replicas: the local replicas that get the result.
+    lane: the place in their groups of the replicas that meet; None where all do.
+    """
 
     node: str
     value: Ref
     dtype: int
     size: int
     record: int
+    replicas: Tuple[int, ...]
     taskgraph: Optional[int] = None
+    lane: Optional[int] = None
 
 
 class Gradients(Pass):
@@ -79,6 +85,8 @@ class _Lowering:
                 dense.extend(self._sparse(node, by_ref[node.info["indices"]]))
             elif node.info["values"] in by_ref:
                 continue  # lowered together with its values
+            elif node.info["summed"]:
+                dense.extend(self._lane_sums(node))
             elif component == "dense":
                 dense.append(self._local_dense(node))
             elif component == "shape":
@@ -86,7 +94,8 @@ class _Lowering:
             else:
                 self._half(node)
         for item, value in zip(dense, self._across(dense)):
-            self._finish(item.node, value)
+            for replica in item.replicas:
+                self.mapping[item.node, replica] = value
         for values, indices, itype in self.tables:
             self.build = self._home(values)
             self._rows_of_table(values, indices, itype)
@@ -186,7 +195,31 @@ class _Lowering:
             sums.append(build.chain("%s/of_%d" % (node.name, replica), parts[place * batches : (place + 1) * batches], dtype))
         value = self.build.add_n(node.name + "/local", sums, dtype)
         value = self._accumulated(node.name, value, dtype, self.program.shape_of(node.info["ref"]))
-        return Dense(node.name, value, dtype, self._bytes(node, dtype), node.info["tag"].record, self._stage(node))
+        return Dense(node.name, value, dtype, self._bytes(node, dtype), node.info["tag"].record, self._everywhere, self._stage(node))
+
+    @property
+    def _everywhere(self) -> Tuple[int, ...]:
+        return tuple(range(self.task.local_replicas))
+
+    def _lane_sums(self, node: Node) -> List[Dense]:
+        """What is summed over the lanes of each group already meets the same lane of the other groups."""
+        dtype = op_table.dtype_of(self.program, *node.inputs[0])
+        batches, lanes = self.task.micro_batches, self.task.plan.lanes
+        sums: Dict[int, List[Tuple[int, Ref]]] = {}
+        for replica in self._everywhere:
+            build = self.build.at(self.task.device_of(replica, node.taskgraph))
+            parts = node.inputs[replica * batches : (replica + 1) * batches]
+            total = build.chain("%s/of_%d" % (node.name, replica), parts, dtype)
+            sums.setdefault(self.task.lane(replica), []).append((replica, total))
+        found = []
+        size = self._bytes(node, dtype) // lanes
+        for lane, totals in sorted(sums.items()):
+            self.build = self.build.at(self.task.device_of(totals[0][0], node.taskgraph))
+            name = "%s/lane_%d" % (node.name, lane)
+            value = self.build.add_n(name, [total for _, total in totals], dtype)
+            value = self._accumulated(name, value, dtype, None)
+            found.append(Dense(node.name, value, dtype, size, node.info["tag"].record, tuple(r for r, _ in totals), self._stage(node), lane))
+        return found
 
     def _home(self, node: Node) -> Builder:
         """Where the local replicas of a gradient meet."""
@@ -227,16 +260,20 @@ class _Lowering:
     # Over ranks.
 
     def _across(self, dense: List[Dense]) -> List[Ref]:
-        found: Dict[str, Ref] = {}
-        for taskgraph in dict.fromkeys(item.taskgraph for item in dense):
-            items = [item for item in dense if item.taskgraph == taskgraph]
+        found: Dict[int, Ref] = {}
+        for taskgraph, lane in dict.fromkeys((item.taskgraph, item.lane) for item in dense):
+            positions = [i for i, item in enumerate(dense) if (item.taskgraph, item.lane) == (taskgraph, lane)]
+            items = [dense[i] for i in positions]
             factor = self.factor
             values: Sequence[Ref] = [item.value for item in items]
-            self.build = self.build.at(self.task.home(taskgraph))
-            if self._travels(taskgraph):
-                values, factor = all_reduce(self.build, items, self.task, factor, self.gate), 1.0
-            found.update((item.node, self._scaled(item.node, value, item.dtype, factor)) for item, value in zip(items, values))
-        return [found[item.node] for item in dense]
+            ranks = self.task.group(taskgraph) if lane is None else self.task.peers(lane)
+            self.build = self.build.at(self.task.home(taskgraph) if lane is None else self.task.devices[items[0].replicas[0]])
+            if len(ranks) > 1 and self.task.part in (WHOLE, LAST):
+                values, factor = all_reduce(self.build, items, self.task, factor, self.gate, lane), 1.0
+            for position, item, value in zip(positions, items, values):
+                name = item.node if lane is None else "%s/lane_%d" % (item.node, lane)
+                found[position] = self._scaled(name, value, item.dtype, factor)
+        return [found[i] for i in range(len(dense))]
 
     def _finish(self, name: str, value: Ref) -> None:
         for replica in range(self.task.local_replicas):
@@ -324,8 +361,8 @@ class _Lowering:
         # Not more than one each, for which float16 has room beside any other.
         used = build.op("Minimum", name + "/used", [used, build.const(name + "/once", 1.0, DT_FLOAT)], T=A.of_type(DT_FLOAT))
         return [
-            Dense(name, table, dtype, self._bytes(values, dtype, vocabulary), record, stage),
-            Dense(name + "/used", used, DT_FLOAT, 4 * vocabulary, record, stage),
+            Dense(name, table, dtype, self._bytes(values, dtype, vocabulary), record, self._everywhere, stage),
+            Dense(name + "/used", used, DT_FLOAT, 4 * vocabulary, record, self._everywhere, stage),
         ]
 
     def _by_row(self, name: str, rows: Ref, ids: Ref, count: Ref, dtype: int, itype: int) -> Ref:

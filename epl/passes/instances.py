@@ -37,7 +37,7 @@ def instances_at(program: Program, task: Task, node: Node, names: Sequence[str])
     found: List[str] = []
     for name in names:
         if name not in facts.batch:
-            found.append(instance_name(name, 0 if name in facts.shared or name in facts.outputs else node.replica, None))
+            found.append(instance_name(name, 0 if name in facts.shared or name in facts.outputs or name in facts.once else node.replica, None))
         elif node.micro_batch is None:
             found.extend(instance_name(name, node.replica, m) for m in range(task.micro_batches))
         else:

@@ -15,6 +15,8 @@ from epl.passes.outputs import Outputs
 from epl.passes.partial import Partial
 from epl.passes.parts import Parts
 from epl.passes.schedule import Scheduling
+from epl.passes.shard.exchange import Exchange
+from epl.passes.shard.rewrite import Shard
 from epl.passes.synchronise import Synchronise
 from epl.passes.weigh import Weigh
 from epl.planner.plan import Task
@@ -25,8 +27,10 @@ def default_passes(task: Task) -> List[Pass]:
     return [
         Classify(),
         Parts(),
+        Shard(),
         Clone(),
         Agree(),
+        Exchange(),
         Weigh(),
         Synchronise(),
         Partial(),

@@ -1,6 +1,6 @@
 """Sync: the program that makes all replicas equal to the first one of the job."""
 
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -12,10 +12,27 @@ from epl.passes.communicate import Communicate
 from epl.passes.effects import assign_variable, read_variable, variable_dtype
 from epl.passes.instances import instance_name
 from epl.planner.plan import Task
+from epl.planner.sharding.spec import Group
 
 
 def _taskgraph(whole: Program, variable: str) -> Optional[int]:
     return None if whole.assignment is None else whole.assignment[variable].taskgraph
+
+
+class _Copies(NamedTuple):
+    """What is copied together: one variable, or one lane's part of it.
+
+    label: a name for it. replicas: the local ones that hold it. home: the device where they meet.
+    group: the processes that hold it; root: the one whose value counts. shape: unknown lengths are -1.
+    """
+
+    label: str
+    replicas: Sequence[int]
+    home: str
+    group: Sequence[int]
+    root: int
+    shape: Sequence[int]
+    taskgraph: Optional[int]
 
 
 def sync_program(whole: Program, variables: Sequence[str], task: Task) -> Program:
@@ -37,35 +54,64 @@ def sync_program(whole: Program, variables: Sequence[str], task: Task) -> Progra
         dtype = variable_dtype(source)
         if dtype in op_table.OPAQUE:
             continue
-        taskgraph = _taskgraph(whole, variable)
-        group, root = task.group(taskgraph), task.first_holder(taskgraph)
-        copies = []
-        for replica in task.holding(taskgraph):
-            name = instance_name(variable, replica, None)
-            prefix = name[: len(name) - len(variable)]
-            shared = A.of_str(prefix + (source.str_attr("shared_name") or variable))
-            device = task.device_of(replica, taskgraph)
-            nodes[name] = source.replace(name=name, attrs={"shared_name": shared}, device=device, replica=replica, controls=())
-            copies.append(nodes[name])
-        if not copies:
-            continue
-        base = "epl_sync/" + variable
-        build = Builder(nodes, task.home(taskgraph), FORWARD)
-        shape = source.attr("shape")
-        dims = [d.size for d in shape.shape.dim] if shape is not None and not shape.shape.unknown_rank else [-1]
-        first = task.rank == root
-        if first or min(dims, default=0) < 0:
-            value = read_variable(build, base + "/read", copies[0], [])
-        else:
-            # Not read here: a rank may leave initialisation and restoring to the first one.
-            value = build.const(base + "/none", np.zeros(dims), dtype)
-        if len(group) > 1:
-            value = build.op("EplBroadcast", base + "/first", [value], info={"dtype": dtype, "root": root, "taskgraph": taskgraph})
-        for place, copy in enumerate(copies):
-            if place or not first:
-                targets.append(assign_variable(build, "%s/assign_%d" % (base, place), copy, value, []))
-        if not targets or targets[-1].rpartition("/")[0] != base:
-            targets.append(value[0])
-    groups = [g for g in dict.fromkeys(task.group(t) for t in range(len(task.plan.places[0]))) if len(g) > 1] if task.spread else []
-    program = Program(nodes, (), targets, versions=whole.versions, groups=groups)
+        for copies in _copies_of(whole, source, task):
+            if copies.replicas:
+                targets.extend(_copied(nodes, source, dtype, copies, task))
+    program = Program(nodes, (), targets, versions=whole.versions, groups=_groups(whole, task))
     return Communicate()(program, task) if targets else program
+
+
+def _groups(whole: Program, task: Task) -> List[Tuple[int, ...]]:
+    """The groups of processes that may talk, in the same order on all ranks."""
+    if task.spread:
+        found = [task.group(t) for t in range(len(task.plan.places[0]))]
+    else:
+        found = [task.peers(lane) for lane in range(task.plan.lanes)] if whole.held else []
+    return [group for group in dict.fromkeys(found) if len(group) > 1]
+
+
+def _copies_of(whole: Program, source: Node, task: Task) -> List[_Copies]:
+    shape = source.attr("shape")
+    dims = [d.size for d in shape.shape.dim] if shape is not None and not shape.shape.unknown_rank else [-1]
+    form = (whole.held or {}).get(source.name)
+    if form is None:
+        taskgraph = _taskgraph(whole, source.name)
+        return [_Copies("", task.holding(taskgraph), task.home(taskgraph), task.group(taskgraph), task.first_holder(taskgraph), dims, taskgraph)]
+    found = []
+    lengths = Group.of(task.plan.lanes).lengths(dims[form.dim], form.unit)
+    for lane, length in enumerate(lengths):
+        # Each lane has a part of its own, and meets the same lane of the other groups.
+        replicas = [r for r in range(task.local_replicas) if task.lane(r) == lane]
+        group, own = task.peers(lane), dims[: form.dim] + [length] + dims[form.dim + 1 :]
+        if replicas and (len(group) > 1 or len(replicas) > 1):
+            root = lane // task.plan.devices_per_rank
+            found.append(_Copies("/lane_%d" % lane, replicas, task.devices[replicas[0]], group, root, own, None))
+    return found
+
+
+def _copied(nodes: Dict[str, Node], source: Node, dtype: int, copies: _Copies, task: Task) -> List[str]:
+    """Add what makes the local copies equal to the first one of the job; what must run for it."""
+    variable, handles, targets = source.name, [], []
+    for replica in copies.replicas:
+        name = instance_name(variable, replica, None)
+        prefix = name[: len(name) - len(variable)]
+        attrs = {"shared_name": A.of_str(prefix + (source.str_attr("shared_name") or variable))}
+        if copies.label:
+            attrs["shape"] = A.of_shape(copies.shape)
+        nodes[name] = source.replace(name=name, attrs=attrs, device=task.device_of(replica, copies.taskgraph), replica=replica, controls=())
+        handles.append(nodes[name])
+    base = "epl_sync/" + variable + copies.label
+    build = Builder(nodes, copies.home, FORWARD)
+    first = task.rank == copies.root
+    if first or min(copies.shape, default=0) < 0:
+        value = read_variable(build, base + "/read", handles[0], [])
+    else:
+        # Not read here: a rank may leave initialisation and restoring to the first one.
+        value = build.const(base + "/none", np.zeros(copies.shape), dtype)
+    if len(copies.group) > 1:
+        info = {"dtype": dtype, "root": copies.root, "taskgraph": copies.taskgraph}
+        value = build.op("EplBroadcast", base + "/first", [value], info=dict(info, ranks=copies.group) if copies.label else info)
+    for place, handle in enumerate(handles):
+        if place or not first:
+            targets.append(assign_variable(build, "%s/assign_%d" % (base, place), handle, value, []))
+    return targets or [value[0]]

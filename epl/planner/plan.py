@@ -53,6 +53,9 @@ class Plan:
         every replica lies within one process.
       pipeline_devices: devices of one replica when some hold several stages; 0 when each
         stage has its own.
+      lanes: devices of a group that hold the taskgraphs of `split` scopes together; each of
+        them is a replica of all other taskgraphs.
+      split: the taskgraphs of `split` scopes.
     """
 
     ranks: int = 1
@@ -70,6 +73,8 @@ class Plan:
     schedule: str = "PreferBackward"
     places: Tuple[Tuple[int, ...], ...] = ()
     pipeline_devices: int = 0
+    lanes: int = 1
+    split: Tuple[int, ...] = ()
 
     _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -105,6 +110,11 @@ class Plan:
         return tuple(sorted(self._index.of_rank[rank], key=lambda g: (g != first, not self.is_seen(g), g)))
 
     @property
+    def is_shared(self) -> bool:
+        """Whether several processes hold one copy of the model together, so that no process can run it alone."""
+        return bool(self.places) or self.lanes > 1 and (self.lanes > self.devices_per_rank or self.devices_per_rank % self.lanes > 0)
+
+    @property
     def runs_per_step(self) -> int:
         """Consecutive runs of a training program that make one step."""
         return 1 if self.accumulate_in_run else self.micro_batches
@@ -115,11 +125,12 @@ class Plan:
         return self.micro_batches if self.accumulate_in_run else 1
 
     def to_json(self) -> Dict[str, Any]:
-        return dict({f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}, places=[list(row) for row in self.places])
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return dict(fields, places=[list(row) for row in self.places], split=list(self.split))
 
     @classmethod
     def from_json(cls, data: Dict[str, Any]) -> "Plan":
-        return cls(**dict(data, places=tuple(tuple(row) for row in data.get("places", ()))))
+        return cls(**dict(data, places=tuple(tuple(row) for row in data.get("places", ())), split=tuple(data.get("split", ()))))
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
@@ -168,7 +179,25 @@ class Task:
     @property
     def local_replicas(self) -> int:
         """Replicas of this program of which this process holds a part."""
-        return len(self.devices) if self.parallel or self.spread else 1
+        return len(self.devices) if self.parallel or self.spread or self.plan.lanes > 1 else 1
+
+    def lane(self, replica: int) -> int:
+        """The place of a local replica in its group."""
+        return self.replica_id(replica) % self.plan.lanes
+
+    def group_of(self, replica: int) -> int:
+        """The group that a local replica is a lane of."""
+        return self.replica_id(replica) // self.plan.lanes
+
+    def peers(self, lane: int) -> Tuple[int, ...]:
+        """The processes that have this place in any group."""
+        firsts = range(0, self.plan.replicas, self.plan.lanes)
+        return tuple(sorted({(first + lane) // self.plan.devices_per_rank for first in firsts}))
+
+    def lane_processes(self, replica: int) -> List[int]:
+        """The process of each lane of a local replica's group."""
+        first = self.group_of(replica) * self.plan.lanes
+        return [(first + lane) // self.plan.devices_per_rank for lane in range(self.plan.lanes)]
 
     def replica_id(self, replica: int) -> int:
         """Number in the job of a local replica."""
@@ -226,7 +255,8 @@ class Task:
     def alone(self) -> "Task":
         """The task of a program that is not `parallel`: only the replicas that some process sees the values of."""
         if not self.spread:
-            return dataclasses.replace(self, parallel=False)
+            lanes = self.devices[: self.plan.lanes] if self.plan.lanes > 1 else self.devices
+            return dataclasses.replace(self, parallel=False, devices=lanes, replicas=self.replicas or tuple(map(self.replica_id, range(len(lanes)))))
         count = sum(self.plan.is_seen(g) for g in self.replicas)
         return dataclasses.replace(
             self, parallel=False, devices=self.devices[:count], stages=self.stages[:count], replicas=self.replicas[:count]

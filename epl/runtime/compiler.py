@@ -96,13 +96,14 @@ def compile_program(
       task: this rank and its devices, the part of a step; its plan, `parallel` and key are set here.
       numbered: makes the key of one of several programs of the same shape its own.
     """
-    closure = extract(whole, signature.fetches, signature.feeds, signature.modes if traits.parallel or task.spread else [SAME] * len(signature.feeds))
+    modes = signature.modes if traits.parallel or plan.is_shared else [SAME] * len(signature.feeds)
+    closure = extract(whole, signature.fetches, signature.feeds, modes)
     if not traits.trains:
         plan = dataclasses.replace(plan, micro_batches=1)
     lines = fingerprints(closure)
     digest = program_digest(closure, lines)
     part = task.part if traits.trains else WHOLE
-    named = traits.parallel or task.spread
+    named = traits.parallel or plan.is_shared
     key = numbered("%s%s%s" % (digest[:12], plan.digest()[:4], part[0])) if named else "local"
     task = dataclasses.replace(task, plan=plan, part=part, key=key)
     if not traits.parallel:

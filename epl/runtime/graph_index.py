@@ -40,7 +40,7 @@ class GraphIndex:
                 collections=collections,
                 ragged=ragged_components(program),
             )
-            if stages > 1:
+            if stages > 1 or annotated is not None and any(t.is_split for t in annotated.taskgraphs):
                 program = with_defaults(program, defaults)
                 program = program.replace(assignment=self._assign(program))
             self._whole = program

@@ -20,7 +20,8 @@ def make_plan(graph: Any) -> Plan:
     config, cluster = env.config, env.cluster
     config.check_program_options()
     taskgraphs = list(graph.taskgraphs)
-    _refuse_unsupported(taskgraphs, config, cluster)
+    _refuse_unsupported(taskgraphs, config)
+    lanes = _lanes(taskgraphs, config, cluster)
     stages = len(taskgraphs) if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate else 1
     rows = _rows(taskgraphs) if stages > 1 and not env.whole_models else ()
     per_replica = len({t.virtual_device.get_device(0, 0) for t in taskgraphs}) if rows else 0
@@ -38,7 +39,7 @@ def make_plan(graph: Any) -> Plan:
         ranks=cluster.worker_num,
         devices_per_rank=0 if spread else whole[0] if rows else cluster.gpu_num_per_worker,
         micro_batches=config.pipeline.num_micro_batch,
-        accumulate_in_run=config.pipeline.accumulate_in_run or stages > 1,
+        accumulate_in_run=config.pipeline.accumulate_in_run or stages > 1 or lanes > 1,
         reduce_method=config.communication.gradients_reduce_method,
         aggregate_at="raw" if config.communication.clip_after_allreduce else config.communication.aggregate_at,
         statistics_reduce=config.communication.statistics_reduce,
@@ -50,7 +51,38 @@ def make_plan(graph: Any) -> Plan:
         schedule=config.pipeline.strategy,
         places=rows if spread else (),
         pipeline_devices=per_replica if per_replica < stages and rows else 0,
+        lanes=lanes,
+        split=tuple(t.index for t in taskgraphs if t.is_split) if lanes > 1 else (),
     )
+
+
+def _lanes(taskgraphs: List[Any], config: Any, cluster: Any) -> int:
+    """The devices that share the taskgraphs of `split` scopes; 1 when there is nothing to share.
+
+    Raises ProgramError for layouts that this version does not divide.
+    """
+    divided = [t for t in taskgraphs if t.is_split]
+    total = cluster.total_gpu_num
+    counts = {t.virtual_device.num_devices(0) for t in divided}
+    if not divided or counts == {1} or total == 1:
+        return 1
+    first = divided[0]
+    if len(divided) == len(taskgraphs):
+        raise ProgramError(
+            "All taskgraphs are annotated with epl.split, so that no device has inputs of its own. Set a default, "
+            "epl.set_default_strategy(epl.replicate(%d)), and cluster.colocate_split_and_replicate" % max(counts)
+        )
+    if not config.cluster.colocate_split_and_replicate:
+        raise ProgramError(
+            "Taskgraph %d (%r) is split over %d devices of its own; this version shares devices with the replicated part. "
+            "Set cluster.colocate_split_and_replicate" % (first.index, first.strategy, max(counts))
+        )
+    if len(counts) > 1 or total % max(counts):
+        raise ProgramError(
+            "Taskgraphs are split over %s devices of %d: expected one number for all of them that divides the devices of the job. "
+            "Give all epl.split scopes the same device_count" % (sorted(counts), total)
+        )
+    return max(counts)
 
 
 def _rows(taskgraphs: List[Any]) -> Tuple[Tuple[int, ...], ...]:
@@ -59,14 +91,8 @@ def _rows(taskgraphs: List[Any]) -> Tuple[Tuple[int, ...], ...]:
     return tuple(tuple(worker_of(t.virtual_device.get_device(replica, 0)) for t in taskgraphs) for replica in replicas)
 
 
-def _refuse_unsupported(taskgraphs: List[Any], config: Any, cluster: Any) -> None:
-    several = len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate
-    for taskgraph in taskgraphs:
-        if taskgraph.is_split and cluster.total_gpu_num > 1:
-            raise ProgramError(
-                "Taskgraph %d is annotated with %r; this version does not shard a taskgraph over %d devices. "
-                "Use epl.replicate, or run on one device" % (taskgraph.index, taskgraph.strategy, cluster.total_gpu_num)
-            )
+def _refuse_unsupported(taskgraphs: List[Any], config: Any) -> None:
+    several = len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate and not any(t.is_split for t in taskgraphs)
     if several and any((t.device_count or 1) > 1 for t in taskgraphs):
         raise ProgramError("Stages with device_count > 1 are not run by this version; give each stage of the pipeline one device")
 

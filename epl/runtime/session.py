@@ -16,6 +16,7 @@ from epl.ir.program import EACH, SAME, Program
 from epl.passes.agree import GATE
 from epl.passes.communicate import ANCHOR, ended_program
 from epl.passes.mirrors import with_mirrors
+from epl.passes.shard.hold import with_held
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
 from epl.profiler.timeline.record import next_run
@@ -44,6 +45,7 @@ class RankSession:
         self._config = config
         self._shares = 1
         self._mirrored: Optional[Tuple[Program, Program]] = None
+        self._divided: Optional[Tuple[Program, Program]] = None
         self._calls: Dict[Any, Call] = {}
         self._position: Dict[Tuple[int, ...], int] = {}
         self._dirty: Dict[str, None] = {}
@@ -66,7 +68,7 @@ class RankSession:
         if self._plan is None:
             self._plan = make_plan(self.epl_graph)
             self._shares = self._first_stages(self._plan)
-            Env.get().pipelined |= bool(self._plan.places)
+            Env.get().pipelined |= self._plan.is_shared
         return self._plan
 
     def _task(self, part: str = WHOLE) -> Task:
@@ -313,6 +315,10 @@ class RankSession:
             if self._mirrored is None or self._mirrored[0] is not whole:
                 self._mirrored = (whole, with_mirrors(whole))
             return self._mirrored[1]
+        if self.plan.lanes > 1:
+            if self._divided is None or self._divided[0] is not whole:
+                self._divided = (whole, with_held(whole, self.plan, self._divided[1].held if self._divided else None))
+            return self._divided[1]
         return whole
 
     def _ready(self, call: Call, part: str, arrays: Sequence[np.ndarray]) -> Ready:
@@ -320,8 +326,8 @@ class RankSession:
             plan = self.plan
             parts = self._shares * (plan.batches_per_run if call.traits.trains else 1)
             modes = modes_of(call.feeds, arrays, parts)
-        elif self.plan.places:
-            # What is fed where the first stage is holds for the whole replica.
+        elif self.plan.is_shared:
+            # What is fed where the first stage is holds for the whole replica; what is fed to a lane is its own.
             parts, modes = 1, tuple(EACH if array.ndim else SAME for array in arrays)
         else:
             parts, modes = 1, (SAME,) * len(call.feeds)
@@ -341,7 +347,7 @@ class RankSession:
     def _compile(self, call: Call, part: str, modes: Tuple[str, ...]) -> Ready:
         whole = self._whole()
         signature = Signature(call.fetches, tuple(s.name for s in call.feeds), modes)
-        if self.plan.ranks > 1 and (call.traits.parallel or self.plan.places):
+        if self.plan.ranks > 1 and (call.traits.parallel or self.plan.is_shared):
             check_started(Env.get().cluster)
             self._connect()
         executable = compile_program(whole, signature, call.traits, self.plan, self._task(part), numbered=lambda key: self._numbered(key, signature))

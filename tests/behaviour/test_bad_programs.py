@@ -337,7 +337,7 @@ MISTAKES = [
     (attribute_misspelt, errors.ConfigError, "num_micro_batch"),
     (negative_micro_batches, errors.ConfigError, "pipeline.num_micro_batch"),
     (unknown_zero_level, errors.ConfigError, "v123"),
-    (split_over_devices, errors.ProgramError, "does not shard a taskgraph over 2 devices"),
+    (split_over_devices, errors.ProgramError, "no device has inputs of its own. Set a default"),
     (closed_session, RuntimeError, "closed Session"),
     (callable_with_too_few_values, TypeError, "The callable takes 1 feed values, got 0"),
     (uninitialised, tf.errors.FailedPreconditionError, "w"),

@@ -74,11 +74,12 @@ class Run:
             "pipeline.num_micro_batch": self.layout.m,
             "pipeline.accumulate_in_run": self.layout.accumulate_in_run,
             "pipeline.stages_per_device": self.layout.chunks,
+            "cluster.colocate_split_and_replicate": self.layout.lanes > 1,
         }
         values.update(config)
         epl.init(epl.Config(values))
         if self._annotate == "default":
-            epl.set_default_strategy(epl.replicate(1))
+            epl.set_default_strategy(epl.replicate(self.layout.lanes))
 
     def scope(self) -> Any:
         """The scope of the model when the program is annotated by scopes, else nothing. Several stages begin where the model says `at(...)`."""
@@ -95,6 +96,14 @@ class Run:
         if number not in self._stages:
             self._stages[number] = epl.replicate(device_count=1)
         return self._stages[number]
+
+    def split(self) -> Any:
+        """The scope of what the lanes of the layout share."""
+        if self.plain:
+            return contextlib.nullcontext()
+        import epl
+
+        return epl.split(device_count=self.layout.lanes)
 
     def merge(self, tensor: tf.Tensor, how: str = "GLOBAL_MEAN_OBJECTS") -> tf.Tensor:
         """Let fetches of the tensor be merged over micro-batches and all replicas."""

@@ -21,6 +21,7 @@ from epl.ir import op_table
 from epl.ir.build import Builder
 from epl.ir.program import DIVIDE, EACH, SAME, Node, Program
 from epl.passes.communicate import ANCHOR, RANKS
+from epl.passes.shard.hold import with_held
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
 from epl.runtime.adapters import Patches, gradients
@@ -90,8 +91,8 @@ class Machine:
             order = [[g * stages + t if near else t * replicas + g for t in range(stages)] for g in range(replicas)]
             self.rows = tuple(tuple((slots[i][0], self.names[slots[i][1]]) for i in row) for row in order)
             plan["places"] = tuple(tuple(rank for rank, _ in row) for row in self.rows)
-        self.whole = whole
         self.plan = Plan(ranks=ranks, devices_per_rank=devices, micro_batches=m, accumulate_in_run=in_run, **plan)
+        self.whole = with_held(whole, self.plan) if self.plan.lanes > 1 else whole
         self.graph = tf.Graph()
         self.session = tf.Session(graph=self.graph, config=_config(devices))
         self.dirty = {}
@@ -125,7 +126,7 @@ class Machine:
         variables, self.dirty = sorted(self.dirty), {}
         tasks = [self._task(rank, WHOLE) for rank in range(self.plan.ranks)]
         programs = [sync_program(self.whole, variables, task) for task in tasks]
-        if self.plan.replicas > 1:
+        if self.plan.replicas > 1 and any(program.targets for program in programs):
             self._call((programs, self._import(programs)), [{} for _ in tasks])
 
     def value(self, name, rank=0):
@@ -159,7 +160,7 @@ class Machine:
         whole = [np.concatenate(v) if len(v) > 1 else v[0] for v in given]
         modes = modes_of(specs, whole, parts * ranks) if traits.parallel else (SAME,) * len(specs)
         split = [v if len(v) > 1 else self._portions(v[0], firsts) if mode == DIVIDE else v * ranks for v, mode in zip(given, modes)]
-        if self.rows and not traits.parallel:
+        if self.plan.is_shared and not traits.parallel:
             modes = tuple(EACH if np.ndim(v[0]) else SAME for v in split)
         for rank in range(ranks) if not self.rows else ():
             for spec, pieces, mode in zip(specs, split, modes):
@@ -254,10 +255,11 @@ def join(programs, scope=""):
     for rank, program in enumerate(programs):
         for node in program.nodes.values():
             if node.op.startswith("Horovod"):
-                collectives.setdefault(node.name, []).append(rank)
-    for name, found in collectives.items():
-        listed = programs[found[0]].nodes[name].attr(RANKS)
-        wanted = list(listed.list.i) if listed is not None else list(range(len(programs)))
+                listed = node.attr(RANKS)
+                wanted = tuple(listed.list.i) if listed is not None else tuple(range(len(programs)))
+                collectives.setdefault((node.name, wanted), []).append(rank)
+    for (name, wanted), found in collectives.items():
+        wanted = list(wanted)
         assert found == wanted, "collective %s of ranks %s is there on %s" % (name, wanted, found)
         assert len(found) == len(programs) or tuple(found) in programs[found[0]].groups
     assert all(p.groups == programs[0].groups for p in programs)
@@ -272,11 +274,15 @@ def join(programs, scope=""):
                 attrs=dict(node.attrs, **own),
             )
             nodes[moved.name] = moved
-    for name, ranks in sorted(collectives.items()):
+    for (name, _), ranks in sorted(collectives.items()):
         members = [nodes.pop(scope + _prefix(len(programs), rank) + name) for rank in ranks]
         assert len({m.op for m in members}) == 1 and all(m.str_attr("_epl_collective") == name for m in members)
         given = [[m.inputs[index] for m in members] for index in range(_values(members[0]))]
-        found = [[_collective(nodes, m, position, i, sources, ranks) for i, sources in enumerate(given)] for position, m in enumerate(members)]
+        splits = [m.inputs[1] for m in members] if members[0].op == "HorovodAlltoall" else []
+        found = [
+            [_collective(nodes, member, position, i, sources, ranks, splits) for i, sources in enumerate(given)]
+            for position, member in enumerate(members)
+        ]
         # It is done when all have a copy of what they are given: then what was given may change.
         done = [source for outputs in found for source, _ in outputs]
         for member, outputs in zip(members, found):
@@ -289,7 +295,7 @@ def _values(member):
     return 1 if member.op == "HorovodAlltoall" else len(member.inputs)
 
 
-def _collective(nodes, member, position, index, sources, ranks):
+def _collective(nodes, member, position, index, sources, ranks, splits):
     build = Builder(nodes, member.device)
     name = "%s/out_%d" % (member.name, index)
     dtype = member.attr("T").type
@@ -306,7 +312,11 @@ def _collective(nodes, member, position, index, sources, ranks):
         axis = build.const(name + "/axis", 0, 3)
         return build.op("ConcatV2", name, list(sources) + [axis], wait, T=A.of_type(dtype), Tidx=A.of_type(3), N=A.of_int(len(sources)))
     if member.op == "HorovodAlltoall":
-        # Of two: one gives all it has to the other.
-        return build.op("Snapshot", name, [sources[1 - position]], wait, T=A.of_type(dtype))
+        parts = []
+        axis = build.const(name + "/axis", 0, 3)
+        for i, (source, sizes) in enumerate(zip(sources, splits)):
+            attrs = {"num_split": A.of_int(len(sources)), "T": A.of_type(dtype), "Tlen": A.of_type(3)}
+            parts.append((build.op("SplitV", "%s/of_%d" % (name, i), [source, sizes, axis], wait, **attrs)[0], position))
+        return build.op("ConcatV2", name, parts + [axis], T=A.of_type(dtype), Tidx=A.of_type(3), N=A.of_int(len(parts)))
     assert member.op == "HorovodBroadcast"
     return build.op("Snapshot", name, [sources[ranks.index(member.attr("root_rank").i)]], wait, T=A.of_type(dtype))

@@ -101,7 +101,7 @@ def test_errors_come_through():
 def test_passes_can_be_dumped(monkeypatch, tmp_path):
     monkeypatch.setenv("EPL_DUMP_PASSES", str(tmp_path))
     result = compiled(["train"], Plan(devices_per_rank=2))
-    assert (tmp_path / ("rank0_" + result.task.key) / "02_clone.txt").exists()
+    assert any(path.name.endswith("_clone.txt") for path in (tmp_path / ("rank0_" + result.task.key)).iterdir())
 
 
 LAYOUTS = [dict(), dict(devices=2), dict(m=3), dict(ranks=2, m=3), dict(m=3, in_run=False)]

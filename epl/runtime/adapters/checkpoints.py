@@ -183,7 +183,7 @@ def _add_variables(original: Callable[..., None]) -> Callable[..., None]:
             original(self, sess, *args, **kwargs)
             return
         ranked = rank_session(sess)
-        if ranked is None or not ranked.plan.places:
+        if ranked is None or not ranked.plan.is_shared:
             return
         # The variables of stages that lie here: the chief saves with the same nodes at the same time.
         saver = signature.bind(self, sess, *args, **kwargs).arguments.get("saver")

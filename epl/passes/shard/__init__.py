@@ -1,0 +1,1 @@
+"""Dividing the taskgraphs of `split` scopes among the devices of a group."""

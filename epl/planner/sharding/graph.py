@@ -1,0 +1,270 @@
+"""From a program to what the search needs, and what it found."""
+
+import dataclasses
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_table
+from epl.ir.program import APPLY, FORWARD, LOOP_BACK, Node, Program, Ref
+from epl.planner.op_costs import TensorSpec, op_flops, plain_attrs
+from epl.planner.sharding import rules as _rules
+from epl.planner.sharding.op import Op, Sayings, Tensor
+from epl.planner.sharding.solve import Item, Machine, is_handle, size_of, solve
+from epl.planner.sharding.spec import Group, R, S, Spec
+from epl.planner.sharding.strategy import BATCH, INVARIANT, OWN, SAME, Analysis, L, Lane, Strategy, analyse, moved_bytes
+
+assert _rules
+
+SUM = "EplSum"
+"""Type of what stands for the sum of a gradient over all lanes; its node is the gradient's, by this name and output."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+    """How the devices of a group compute a program together.
+
+    Attributes:
+      items: the ops as the search saw them, by name; sums of gradients as `sum_name` calls them.
+      strategies: what was chosen for each.
+      lanes: how each tensor differs between the lanes.
+      forms: tensor -> the forms in which it is needed, each with the form that it is made of, in that order.
+      seconds: predicted time of a step, as far as the choice decides it. bytes: sent by each device.
+    """
+
+    items: Mapping[str, Item]
+    strategies: Mapping[str, Strategy]
+    lanes: Mapping[Ref, Lane]
+    forms: Mapping[Ref, Mapping[Spec, Spec]]
+    seconds: float
+    bytes: float
+
+    def sent(self, ref: Ref, source: Spec, target: Spec, group: Group) -> float:
+        """Bytes that each device sends to bring a tensor from one form into another."""
+        tensor, lane = self.items[ref[0]].op.outputs[ref[1]], self.lanes[ref]
+        return moved_bytes(lane, size_of(tensor, lane, Machine().unknown), source, target, group) or 0.0
+
+    def held(self) -> Dict[str, Spec]:
+        """The variables that are divided."""
+        forms = {name: self.strategies[name].outputs[0] for name, item in self.items.items() if item.is_variable}
+        return {name: form for name, form in forms.items() if form.is_sharded}
+
+
+def sum_name(ref: Ref) -> str:
+    """The name of the item that stands for the sum of a gradient over the lanes."""
+    return "epl_sum/%s_%d" % ref
+
+
+def plan_sharding(
+    program: Program,
+    split: Iterable[int],
+    group: Group,
+    parallel: bool,
+    held: Optional[Mapping[str, Spec]] = None,
+    machine: Optional[Machine] = None,
+    decided: Optional[Mapping[str, Spec]] = None,
+) -> Sharding:
+    """Choose how a classified program is computed by a group of devices.
+
+    Args:
+      split: the taskgraphs that are divided.
+      parallel: each lane has inputs and random numbers of its own; else only its feeds are.
+      held: how the variables are divided, once that is decided; those that are not named are whole.
+      decided: forms of some variables, while others are still to be decided.
+    """
+    machine = machine or Machine()
+    return chosen(Items(program, frozenset(split), group, parallel, held, machine, decided or {}).items, group, machine)
+
+
+def chosen(items: List[Item], group: Group, machine: Machine) -> Sharding:
+    """The cheapest way to compute what the items describe."""
+    choice = solve(items, group, machine)
+    forms: Dict[Ref, Dict[Spec, Spec]] = {}
+    for move in choice.moves:
+        forms.setdefault(move.ref, {})[move.target] = move.source
+    lanes = {(item.name, index): lane for item in items for index, lane in enumerate(item.analysis.lanes)}
+    return Sharding({i.name: i for i in items}, choice.strategies, lanes, forms, choice.seconds, sum(m.bytes for m in choice.moves))
+
+
+class Items:
+    """The ops of a classified program, each after those that it reads. Arguments: see `plan_sharding`."""
+
+    def __init__(
+        self,
+        program: Program,
+        split: FrozenSet[int],
+        group: Group,
+        parallel: bool,
+        held: Optional[Mapping[str, Spec]],
+        machine: Machine,
+        decided: Mapping[str, Spec],
+    ):
+        self._decided = decided
+        self._program = program
+        self._group = group
+        self._split = split
+        self._parallel = parallel
+        self._held = held
+        self._unknown = machine.unknown
+        self._lanes: Dict[Ref, Lane] = {}
+        self._assigned: Dict[Ref, Tensor] = {}
+        self._fed = {f.node for f in program.feeds if f.is_batch}
+        self._apart = self._apart_frames()
+        self._assigned = self._assigned_shapes()
+        self.items: List[Item] = []
+        for node in program.topological():
+            self._add(node)
+        for number, ref in enumerate(program.fetches):
+            self._add_fetch(number, ref)
+
+    def _assigned_shapes(self) -> Dict[Ref, Tensor]:
+        """What is assigned to variables, restored values for instance, has their shapes."""
+        nodes = [n for n in self._program.nodes.values() if n.op in ("Assign", "AssignVariableOp")]
+        return {n.inputs[1]: self._tensor(n.inputs[0]) for n in nodes if self._program.shape_of(n.inputs[1]) is None}
+
+    def _apart_frames(self) -> FrozenSet[str]:
+        """The while loops in which something differs between lanes."""
+        program, frames = self._program, self._program.facts.frames
+        found: Dict[str, None] = {}
+        varying = dict.fromkeys(n.name for n in program.nodes.values() if self._source(n))
+        stack = list(varying)
+        members: Dict[str, List[str]] = {}
+        for name, frame in frames.items():
+            members.setdefault(frame, []).append(name)
+        while stack:
+            name = stack.pop()
+            frame = frames.get(name)
+            if frame is not None and frame not in found:
+                found[frame] = None
+                stack.extend(m for m in members[frame] if m not in varying)
+                varying.update(dict.fromkeys(members[frame]))
+            for consumer, index in program.consumers.get(name, ()):
+                if index >= 0 and consumer not in varying and program.nodes[consumer].phase != APPLY:
+                    varying[consumer] = None
+                    stack.append(consumer)
+        return frozenset(found)
+
+    def _source(self, node: Node) -> str:
+        """Its name, if each lane has its own of what a node gives."""
+        if node.name in self._fed or self._parallel and node.op == "Placeholder" and not self._program.feeds:
+            return node.name
+        return node.name if self._parallel and op_table.is_source(self._program, node) else ""
+
+    def _add(self, node: Node) -> None:
+        facts = self._program.facts
+        op = self._op(node)
+        frame = facts.frames.get(node.name)
+        refs = tuple(ref for ref in node.inputs if self._program.nodes[ref[0]].op not in LOOP_BACK)
+        inputs = tuple(self._read(node, ref) for ref in refs)
+        if len(inputs) < len(op.inputs):
+            op = op._replace(inputs=op.inputs[: len(inputs)])
+        lanes = tuple(self._lanes[ref] for ref in inputs)
+        if frame is None:
+            analysis = analyse(op, lanes, self._source(node))
+        else:
+            analysis = Analysis(Sayings(), tuple(_in_loop(t) if frame in self._apart else SAME for t in op.outputs), None)
+        for index, lane in enumerate(analysis.lanes):
+            self._lanes[node.name, index] = lane
+        flops = op_flops(node.op, op.attrs, self._known(op.inputs, lanes), self._known(op.outputs, analysis.lanes)) or 0
+        work = flops + sum(size_of(t, lane, self._unknown) for t, lane in zip(op.outputs, analysis.lanes)) / 4
+        item = Item(node.name, op, inputs, analysis, lanes, self._is_free(node), work)
+        if node.op in op_table.VARIABLES:
+            # What is in a scope is divided because the user says so; a bias goes with what is cheaper.
+            item = item._replace(is_variable=True, fixed=self._fixed(node), divide=node.taskgraph in self._split and op.outputs[0].rank > 1)
+        self.items.append(item)
+
+    def _is_free(self, node: Node) -> bool:
+        facts = self._program.facts
+        if node.name in facts.frames or facts.endings.in_branch(node.name) or node.name in facts.outputs:
+            return False
+        return node.phase != FORWARD or node.taskgraph in self._split or node.op in op_table.VARIABLES or self._of_divided(node)
+
+    def _of_divided(self, node: Node) -> bool:
+        """Initialisation, reading and saving belong to no taskgraph."""
+        return node.taskgraph is None and any(is_handle(self._tensor(ref)) for ref in node.inputs)
+
+    def _fixed(self, node: Node) -> Optional[Spec]:
+        if self._held is not None:
+            return self._held.get(node.name, R)
+        if node.name in self._decided:
+            return self._decided[node.name]
+        return None if node.taskgraph is None or node.taskgraph in self._split else R
+
+    def _read(self, node: Node, ref: Ref) -> Ref:
+        """What an update reads of a gradient is the sum over all lanes."""
+        facts = self._program.facts
+        if node.phase != APPLY or ref not in facts.gradients or not self._parallel:
+            return ref
+        name = sum_name(ref)
+        if (name, 0) not in self._lanes:
+            tensor, lane = self._tensor(ref), self._lanes[ref]
+            analysis, ways = Analysis(Sayings(), (SAME,), None), self._sums(ref, tensor, lane)
+            self.items.append(Item(name, Op(SUM, (tensor,), (tensor,)), (ref,), analysis, (lane,), ways=ways))
+            self._lanes[name, 0] = SAME
+        return name, 0
+
+    def _sums(self, ref: Ref, tensor: Tensor, lane: Lane) -> Tuple[Strategy, ...]:
+        """The sum of a gradient over all lanes and micro-batches: with those of all groups, or in this group beforehand."""
+        alone = Strategy((R if lane.kind == INVARIANT else L,), (R,), "", 0.0, (2.0,) if lane.kind != INVARIANT else ())
+        tag = self._program.facts.gradients[ref]
+        if lane != OWN or tag.component != "dense" or tag.record not in self._program.facts.seeds and not self._even():
+            return (alone,)
+        forms = [R] + [S(d) for d in range(tensor.rank) if (tensor.dim(d) or 0) >= self._group.size]
+        return (alone,) + tuple(Strategy((form,), (form,), "", 0.0) for form in forms)
+
+    def _even(self) -> bool:
+        """Whether all lanes' gradients weigh the same."""
+        return not self._program.ragged and not any(f.is_batch for f in self._program.feeds)
+
+    def _add_fetch(self, number: int, ref: Ref) -> None:
+        """What a fetch returns is each lane's own, and the whole of what is the same."""
+        lane, tensor = self._lanes[ref], self._tensor(ref)
+        way = Strategy((R if lane.kind == INVARIANT else L,), (), "", 0.0)
+        self.items.append(Item("epl_fetch/%d" % number, Op("EplFetch", (tensor,), ()), (ref,), Analysis(Sayings(), (), None), (lane,), ways=(way,)))
+
+    def _known(self, tensors: Tuple[Tensor, ...], lanes: Tuple[Lane, ...]) -> List[TensorSpec]:
+        """The tensors with a guess for what is not known, as `size_of` has it."""
+        found = []
+        for tensor, lane in zip(tensors, lanes):
+            shape = None if tensor.shape is None else list(tensor.shape)
+            for dim, length in enumerate(shape or ()):
+                if length is None and shape is not None:
+                    shape[dim] = self._unknown * max(1, lane.unit if lane.kind == BATCH and dim == lane.dim else 1)
+            found.append(TensorSpec(None if shape is None else tuple(shape), tensor.dtype))
+        return found
+
+    def _op(self, node: Node) -> Op:
+        inputs = tuple(self._tensor(ref) for ref in node.inputs)
+        types = op_table.output_types(node, self._program)
+        outputs = tuple(self._tensor((node.name, i)) for i in range(len(types)))
+        constants = {i: value for i, ref in enumerate(node.inputs) for value in [constant_of(self._program, ref)] if value is not None}
+        attrs: Mapping[str, Any] = dict(plain_attrs(dict(node.proto.attr) if node.proto is not None else {}), **plain_attrs(node.attrs))
+        return Op(node.op, inputs, outputs, attrs, constants)
+
+    def _tensor(self, ref: Ref) -> Tensor:
+        node = self._program.nodes[ref[0]]
+        variable = op_table.variable_of(self._program, *ref)
+        types = op_table.output_types(node, self._program)
+        dtype = tf.as_dtype(types[ref[1]])
+        if variable is not None and ref[1] == 0 and (dtype == tf.resource or dtype._is_ref_dtype):
+            shape = self._program.nodes[variable].attr("shape")
+            kind = "resource" if dtype == tf.resource else dtype.name
+            if shape is None or shape.shape.unknown_rank:
+                return Tensor(None, kind)
+            return Tensor(tuple(d.size if d.size >= 0 else None for d in shape.shape.dim), kind)
+        if ref in self._assigned:
+            return Tensor(self._assigned[ref].shape, dtype.name)
+        return Tensor(self._program.shape_of(ref), dtype.name)
+
+
+def constant_of(program: Program, ref: Ref) -> Optional[Any]:
+    """The value of a tensor that is a constant, or None."""
+    node = program.nodes[ref[0]]
+    while node.op == "Identity":
+        node = program.nodes[node.inputs[0][0]]
+    value = node.attr("value") if node.op == "Const" else None
+    return None if value is None else tf.make_ndarray(value.tensor)
+
+
+def _in_loop(tensor: Tensor) -> Lane:
+    return OWN if tensor.rank == 0 else Lane(BATCH, 0, 0)

@@ -1,0 +1,5 @@
+"""What is known about TensorFlow's ops, by kind."""
+
+from epl.planner.sharding.rules import elementwise, indexing, products, reductions, shapes, state
+
+__all__ = ["elementwise", "indexing", "products", "reductions", "shapes", "state"]

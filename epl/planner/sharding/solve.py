@@ -1,0 +1,399 @@
+"""Choose a strategy for each op of a graph, so that the whole costs least.
+
+A linear program: one variable for each op and strategy, 0 or 1 in the end; others say in
+which forms a tensor is needed, and out of which form each of them is made.
+Ops that do the same in the same surroundings (the layers of a transformer) share their
+variables, so that the size of the program does not grow with the depth of a model.
+
+Source: the formulation of Alpa (Zheng et al., OSDI 2022, section 4.2), with conversions
+counted once for each form of a tensor instead of once for each edge.
+"""
+
+import dataclasses
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from epl.errors import ProgramError
+from epl.ir.program import Ref
+from epl.planner.sharding.op import Op, Tensor
+from epl.planner.sharding.rules.shapes import blocks
+from epl.planner.sharding.spec import Group, R, Spec
+from epl.planner.sharding.strategy import BATCH, SAME, Analysis, Lane, Strategy, moved_bytes, strategies
+
+_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
+_COMMUTES = frozenset(("AddN", "Pack", "ConcatV2", "NoOp"))
+_ROUNDS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What time things take; only ratios matter.
+
+    Attributes:
+      flops: floating-point operations per second. bandwidth: bytes per second that a device
+        sends to others of its group. latency: seconds for a collective.
+      memory: seconds of step time that a byte held for good is worth: a price.
+      unknown: samples in a batch whose size is not known.
+    """
+
+    flops: float = 1e13
+    bandwidth: float = 1e10
+    latency: float = 2e-5
+    memory: float = 4e-10
+    unknown: int = 64
+
+
+class Item(NamedTuple):
+    """One op in its place.
+
+    Attributes:
+      name: of the node.
+      op, inputs: what it is and what it reads; its outputs are (name, 0), (name, 1), ...
+      analysis: of lanes. lanes: those of the inputs.
+      free: whether it may be divided; else every lane computes it for itself.
+      flops: work for one lane.
+      is_variable: it holds memory for good.
+      ways: all strategies, when they are not those of the op.
+      fixed: the form of its first output, if that was decided before.
+      divide: it is to be divided if there is any way, whatever it costs.
+    """
+
+    name: str
+    op: Op
+    inputs: Tuple[Ref, ...]
+    analysis: Analysis
+    lanes: Tuple[Lane, ...]
+    free: bool = True
+    flops: float = 0.0
+    is_variable: bool = False
+    ways: Tuple[Strategy, ...] = ()
+    fixed: Optional[Spec] = None
+    divide: bool = False
+
+
+class Move(NamedTuple):
+    """A tensor that is brought into another form. bytes: what each device sends."""
+
+    ref: Ref
+    source: Spec
+    target: Spec
+    bytes: float
+
+
+class Choice(NamedTuple):
+    """What was chosen.
+
+    Attributes:
+      strategies: by name of the node. moves: each form of a tensor once, after the form it is made of.
+      seconds: the cost.
+    """
+
+    strategies: Dict[str, Strategy]
+    moves: Tuple[Move, ...]
+    seconds: float
+
+
+def size_of(tensor: Tensor, lane: Lane, unknown: int) -> float:
+    """Bytes of a tensor of one lane, with a guess for what is not known: so many samples, or so long."""
+    size = float(_BYTES.get(tensor.dtype, 4))
+    for dim, length in enumerate(tensor.shape or ()):
+        size *= length if length is not None else unknown * max(1, lane.unit if lane.kind == BATCH and dim == lane.dim else 1)
+    return size
+
+
+def is_handle(tensor: Tensor) -> bool:
+    """Whether a tensor stands for a variable, which stays where it is."""
+    return tensor.dtype.endswith("_ref") or tensor.dtype == "resource"
+
+
+def solve(items: Sequence[Item], group: Group, machine: Optional[Machine] = None) -> Choice:
+    """The cheapest choice.
+
+    Args:
+      items: each after those that it reads.
+
+    Raises:
+      ProgramError: an op can't be computed in any form of its inputs.
+    """
+    try:
+        return _Search(items, group, machine or Machine()).run()
+    except _Impossible:
+        # A variable that is used where nothing can be divided, in a loop for example.
+        return _Search([item._replace(divide=False) for item in items], group, machine or Machine()).run()
+
+
+class _Impossible(ProgramError):
+    """There is no choice that meets all conditions."""
+
+
+class _Class:
+    """Ops that do the same in the same surroundings."""
+
+    def __init__(self, item: Item, ways: List[Tuple[Strategy, float]]):
+        self.item = item
+        self.ways = ways
+        self.count = 0
+        self.first = 0
+        """Number of the variable of its first strategy."""
+
+
+class _Search:
+    def __init__(self, items: Sequence[Item], group: Group, machine: Machine):
+        self._items = items
+        self._group = group
+        self._machine = machine
+        self._units = hinted_units(items)
+        self._of: Dict[str, _Class] = {}
+        self._classes: List[_Class] = []
+        self._costs: List[float] = []
+        self._rows: List[Dict[int, float]] = []
+        self._limits: List[float] = []
+        self._tensors = {(i.name, n): (t, lane) for i in items for n, (t, lane) in enumerate(zip(i.op.outputs, i.analysis.lanes))}
+
+    def run(self) -> Choice:
+        self._classify()
+        for one in self._classes:
+            one.first = len(self._costs)
+            self._costs.extend(seconds * one.count for _, seconds in one.ways)
+        binaries = len(self._costs)
+        self._tensor_rows()
+        values = self._solved(binaries)
+        chosen = {c: max(range(len(c.ways)), key=lambda s: values[c.first + s]) for c in self._classes}  # noqa: B023
+        found = {item.name: self._of[item.name].ways[chosen[self._of[item.name]]][0] for item in self._items}
+        return self._choice(found)
+
+    # Strategies.
+
+    def _ways(self, item: Item) -> List[Tuple[Strategy, float]]:
+        ways = list(item.ways) or strategies(item.op, item.lanes, item.analysis, self._group, self._units)
+        if item.fixed is not None:
+            ways = [way for way in ways if way.outputs[0] == item.fixed]
+        elif not item.free:
+            ways = ways[:1]
+        elif item.divide:
+            ways = [way for way in ways if way.outputs[0].is_sharded] or ways
+        if not ways:
+            raise ProgramError("Node '%s' (%s) can't be held as %s, as its variable was before" % (item.name, item.op.type, item.fixed))
+        return [(way, self._work(item, way)) for way in ways]
+
+    def _work(self, item: Item, way: Strategy) -> float:
+        machine = self._machine
+        seconds = way.work * item.flops / machine.flops
+        for times, tensor, lane in zip(way.moved, item.op.outputs, item.analysis.lanes):
+            if times:
+                size = size_of(tensor, lane, machine.unknown) * (self._group.size if lane.kind == BATCH else 1)
+                seconds += machine.latency + times * size / machine.bandwidth
+        if item.is_variable:
+            held = size_of(item.op.outputs[0], SAME, machine.unknown)
+            seconds += held * machine.memory * (self._group.largest if way.outputs[0].is_sharded else 1.0)
+        return seconds
+
+    # Classes.
+
+    def _classify(self) -> None:
+        """Refine by type and strategies, then by neighbours, a few steps far."""
+        known: Dict[object, int] = {}
+        colours: Dict[str, int] = {}
+        ways: Dict[object, List[Tuple[Strategy, float]]] = {}
+        keys: Dict[str, object] = {}
+        consumers: Dict[str, List[Tuple[str, int, int]]] = {}
+        for item in self._items:
+            key = (item.op.type, item.op.inputs, item.op.outputs, _attrs(item.op)) + tuple(item[3:])
+            keys[item.name] = key
+            if key not in ways:
+                ways[key] = self._ways(item)
+            colours[item.name] = known.setdefault(key, len(known))
+            for position, (source, index) in enumerate(item.inputs):
+                consumers.setdefault(source, []).append((item.name, 0 if item.op.type in _COMMUTES else position, index))
+        for _ in range(_ROUNDS):
+            interned: Dict[object, int] = {}
+            fresh: Dict[str, int] = {}
+            for item in self._items:
+                before = tuple((colours[s], i) for s, i in item.inputs)
+                if item.op.type in _COMMUTES:
+                    before = tuple(sorted(set(before)))
+                after = tuple(sorted({(colours[c], p, i) for c, p, i in consumers.get(item.name, ())}))
+                fresh[item.name] = interned.setdefault((colours[item.name], before, after), len(interned))
+            settled = len(interned) == len(set(colours.values()))
+            colours = fresh
+            if settled:
+                break
+        by_colour: Dict[int, _Class] = {}
+        for item in self._items:
+            found = by_colour.get(colours[item.name])
+            if found is None:
+                found = by_colour[colours[item.name]] = _Class(item, ways[keys[item.name]])
+                self._classes.append(found)
+            found.count += 1
+            self._of[item.name] = found
+
+    # Tensors: in which forms they are needed, and what that costs.
+
+    def _tensor_rows(self) -> None:
+        readers: Dict[Tuple[_Class, int], Dict[Tuple[_Class, int], None]] = {}
+        for item in self._items:
+            for position, (source, index) in enumerate(item.inputs):
+                readers.setdefault((self._of[source], index), {})[self._of[item.name], position] = None
+        for (producer, index), found in readers.items():
+            self._one_tensor(producer, index, list(found))
+
+    def _variable(self, cost: float = 0.0) -> int:
+        self._costs.append(cost)
+        return len(self._costs) - 1
+
+    def _at_most(self, row: Dict[int, float], limit: float = 0.0) -> None:
+        self._rows.append(row)
+        self._limits.append(limit)
+
+    def _one_tensor(self, producer: _Class, index: int, readers: List[Tuple[_Class, int]]) -> None:
+        tensor, lane = producer.item.op.outputs[index], producer.item.analysis.lanes[index]
+        size = size_of(tensor, lane, self._machine.unknown)
+        made: Dict[Spec, List[int]] = {}
+        for number, (way, _) in enumerate(producer.ways):
+            made.setdefault(way.outputs[index], []).append(producer.first + number)
+        wanted = {way.inputs[position] for reader, position in readers for way, _ in reader.ways}
+        handle = is_handle(tensor)
+        if len(made) == 1 and wanted == set(made):
+            return
+        forms = sorted(wanted | ({R} if not handle and lane.kind == BATCH else set()))
+        needed = {form: self._variable() for form in forms}
+        for reader, position in readers:
+            asks: Dict[Spec, List[int]] = {}
+            for number, (way, _) in enumerate(reader.ways):
+                asks.setdefault(way.inputs[position], []).append(reader.first + number)
+            for form, variables in asks.items():
+                self._at_most({**dict.fromkeys(variables, 1.0), needed[form]: -1.0})
+        for form in forms:
+            supply = {needed[form]: 1.0}
+            for variable in made.get(form, ()):
+                supply[variable] = -1.0
+            for source, variables in made.items():
+                sent = None if handle or source == form else moved_bytes(lane, size, source, form, self._group)
+                if sent is None:
+                    continue
+                cost = self._machine.latency + sent / self._machine.bandwidth if sent else 0.0
+                move = self._variable(cost * producer.count)
+                supply[move] = -1.0
+                self._at_most({**dict.fromkeys(variables, -1.0), move: 1.0})
+            if not handle and form != R and R in needed and moved_bytes(lane, size, R, form, self._group) == 0:
+                free = self._variable()
+                supply[free] = -1.0
+                self._at_most({free: 1.0, needed[R]: -1.0})
+            self._at_most(supply)
+
+    # Solving.
+
+    def _solved(self, binaries: int) -> np.ndarray:
+        """Linear programs, between which the strategies are fixed that came out most clearly.
+
+        The relaxed program is tight but for ties, so that few rounds are needed, and what
+        is given away is little; an exact search takes minutes for one layer of a transformer.
+        """
+        lower, upper = np.zeros(len(self._costs)), np.ones(len(self._costs))
+        constraints = self._constraints()
+        # In units of a latency: the solver's tolerances are absolute. Of equal strategies the first.
+        costs = np.array(self._costs) / self._machine.latency
+        costs[:binaries] += 1e-4 * np.concatenate([np.arange(len(one.ways)) for one in self._classes])
+        open_classes = [one for one in self._classes if len(one.ways) > 1]
+        share = 1.0
+        values = self._relaxed(costs, lower, upper, constraints)
+        while values is not None:
+            clear: List[Tuple[float, _Class, int]] = []
+            unclear: List[Tuple[float, _Class, int]] = []
+            for one in open_classes:
+                best = int(np.argmax(values[one.first : one.first + len(one.ways)]))
+                (clear if values[one.first + best] > 1 - 1e-6 else unclear).append((float(values[one.first + best]), one, best))
+            if not unclear:
+                return values
+            # Variables first: what they are held as decides the most.
+            unclear.sort(key=lambda entry: (not entry[1].item.is_variable, -entry[0], entry[1].first))
+            variables = sum(entry[1].item.is_variable for entry in unclear)
+            count = max(1, int(share * (variables or len(unclear)) / 3))
+            fixed_lower, fixed_upper = lower.copy(), upper.copy()
+            for _, one, best in clear + unclear[:count]:
+                fixed_lower[one.first + best] = 1.0
+                fixed_upper[[v for v in range(one.first, one.first + len(one.ways)) if v != one.first + best]] = 0.0
+            found = self._relaxed(costs, fixed_lower, fixed_upper, constraints)
+            if found is not None:
+                lower, upper, values, share = fixed_lower, fixed_upper, found, 1.0
+            elif count > 1:
+                share /= 4
+            else:
+                # What comes out best can't be had together with the rest.
+                _, one, best = unclear[0]
+                upper[one.first + best] = 0.0
+                values = self._relaxed(costs, lower, upper, constraints)
+        raise _Impossible("No way was found to divide the taskgraph among %d devices" % self._group.size)
+
+    def _constraints(self) -> List[Any]:
+        from scipy import optimize, sparse
+
+        count = len(self._costs)
+        rows = [number for number, one in enumerate(self._classes) for _ in one.ways]
+        columns = [v for one in self._classes for v in range(one.first, one.first + len(one.ways))]
+        one_each = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), (len(self._classes), count))
+        constraints = [optimize.LinearConstraint(one_each, 1.0, 1.0)]
+        if self._rows:
+            rows = [i for i, row in enumerate(self._rows) for _ in row]
+            columns = [v for row in self._rows for v in row]
+            factors = [f for row in self._rows for f in row.values()]
+            matrix = sparse.csr_matrix((factors, (rows, columns)), (len(self._rows), count))
+            constraints.append(optimize.LinearConstraint(matrix, -np.inf, np.array(self._limits)))
+        return constraints
+
+    @staticmethod
+    def _relaxed(costs: np.ndarray, lower: np.ndarray, upper: np.ndarray, constraints: List[Any]) -> Optional[np.ndarray]:
+        from scipy import optimize
+
+        return optimize.milp(costs, bounds=optimize.Bounds(lower, upper), constraints=constraints).x
+
+    def _choice(self, found: Dict[str, Strategy]) -> Choice:
+        """Which form is made of which: of what is there, the one that needs the fewest bytes."""
+        wanted: Dict[Ref, Dict[Spec, None]] = {}
+        for item in self._items:
+            for ref, form in zip(item.inputs, found[item.name].inputs):
+                wanted.setdefault(ref, {})[form] = None
+        moves: List[Move] = []
+        seconds = 0.0
+        for item in self._items:
+            seconds += self._work(item, found[item.name])
+        for ref, forms in wanted.items():
+            tensor, lane = self._tensors[ref]
+            size = size_of(tensor, lane, self._machine.unknown)
+            have = [found[ref[0]].outputs[ref[1]]]
+            for form in sorted(forms, key=lambda f: (f != R, f)):
+                if form in have:
+                    continue
+                ways = [(sent, source) for source in have for sent in [moved_bytes(lane, size, source, form, self._group)] if sent is not None]
+                if not ways or is_handle(tensor):
+                    raise ProgramError("Tensor %s:%d can't be brought from %s to %s" % (ref + (have[0], form)))
+                sent, source = min(ways, key=lambda way: way[0])
+                moves.append(Move(ref, source, form, sent))
+                seconds += self._machine.latency + sent / self._machine.bandwidth if sent else 0.0
+                have.append(form)
+        return Choice(found, tuple(moves), seconds)
+
+
+def _attrs(op: Op) -> object:
+    """What a rule may look at beside the tensors."""
+    attrs = [(k, repr(v)) for k, v in op.attrs.items() if not k.startswith("_") and k not in ("shared_name", "debug_name", "container", "value")]
+    return tuple(sorted(attrs)), tuple(sorted((i, np.asarray(v).tobytes()) for i, v in op.constants.items() if np.size(v) < 64))
+
+
+def hinted_units(items: Sequence[Item]) -> Mapping[int, Tuple[int, ...]]:
+    """Length of a dimension -> the units that reshapes cut it into: heads of so many columns."""
+    found: Dict[int, Dict[int, None]] = {}
+    for item in items:
+        if item.op.type != "Reshape" or not item.free:
+            continue
+        for sides in blocks(item.op.inputs[0].shape, item.op.outputs[0].shape):
+            for (begin, end), tensor in zip(sides, (item.op.inputs[0], item.op.outputs[0])):
+                inner = 1
+                lengths = (tensor.shape or ())[begin:end]
+                if None in lengths or len(lengths) < 2:
+                    continue
+                for length in lengths[1:]:
+                    inner *= length or 1
+                found.setdefault(inner * (lengths[0] or 1), {})[inner] = None
+    return {length: tuple(units) for length, units in found.items()}
