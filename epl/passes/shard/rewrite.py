@@ -16,9 +16,9 @@ from epl.passes.instances import tensor_label
 from epl.passes.shard.build import LANE_SHAPES, RESHARD, LaneBuilder, reshard
 from epl.passes.shard.lower import lower
 from epl.planner.plan import Task
-from epl.planner.sharding.graph import Sharding, plan_sharding, sum_name
+from epl.planner.sharding.graph import OWN_PREFIX, Sharding, plan_sharding, sum_name
 from epl.planner.sharding.spec import Group, R, Spec
-from epl.planner.sharding.strategy import INVARIANT, SAME, Lane
+from epl.planner.sharding.strategy import INVARIANT, SAME, L, Lane
 
 
 class Shard(Pass):
@@ -102,13 +102,13 @@ class _Rewriter:
             if self._program.nodes[ref[0]].op in LOOP_BACK or position >= len(forms):
                 inputs.append(ref)
                 continue
-            inputs.append(self._in_form(node, ref, forms[position]))
+            inputs.append(self._in_form(node, ref, ref, forms[position]))
             position += 1
         return node.replace(inputs=inputs)
 
     def _add(self, node: Node) -> None:
         way, item = self._sharding.strategies[node.name], self._sharding.items[node.name]
-        inputs = [self._in_form(node, ref, form) for ref, form in zip(node.inputs, way.inputs)]
+        inputs = [self._in_form(node, ref, key, form) for ref, key, form in zip(node.inputs, item.inputs, way.inputs)]
         node = node.replace(inputs=inputs)
         self._nodes[node.name] = node
         if item.is_variable and way.outputs[0].is_sharded:
@@ -126,8 +126,11 @@ class _Rewriter:
 
     # Tensors.
 
-    def _in_form(self, reader: Node, ref: Ref, form: Spec) -> Ref:
-        """A tensor as a node wants it."""
+    def _in_form(self, reader: Node, ref: Ref, key: Ref, form: Spec) -> Ref:
+        """A tensor as a node wants it; `key` is what the search has called it."""
+        if key[0].startswith(OWN_PREFIX):
+            whole = self._form(ref, ref, R)
+            return self._converted(key, whole, self._sharding.forms.get(key, {}), L, form, self._lane(key), self._program.nodes[ref[0]].phase)
         if reader.phase == APPLY and ref in self._facts.gradients and self._task.parallel:
             return self._sum(ref, form)
         return self._form(ref, ref, form)

@@ -9,13 +9,15 @@ from epl.ir import op_table
 from epl.ir.program import APPLY, FORWARD, LOOP_BACK, Node, Program, Ref
 from epl.planner.op_costs import TensorSpec, op_flops, plain_attrs
 from epl.planner.sharding import rules as _rules
-from epl.planner.sharding.op import Op, Sayings, Tensor
+from epl.planner.sharding.op import Op, Sayings, Tensor, sayings
 from epl.planner.sharding.solve import Item, Machine, is_handle, size_of, solve
 from epl.planner.sharding.spec import Group, R, S, Spec
 from epl.planner.sharding.strategy import BATCH, INVARIANT, OWN, SAME, Analysis, L, Lane, Strategy, analyse, moved_bytes
 
 assert _rules
 
+OWN_PREFIX = "epl_own/"
+"""Of items that stand for a tensor that is the same on all lanes, seen as one that each lane has of its own."""
 SUM = "EplSum"
 """Type of what stands for the sum of a gradient over all lanes; its node is the gradient's, by this name and output."""
 
@@ -159,6 +161,9 @@ class Items:
         if len(inputs) < len(op.inputs):
             op = op._replace(inputs=op.inputs[: len(inputs)])
         lanes = tuple(self._lanes[ref] for ref in inputs)
+        if frame is None and self._is_free(node):
+            inputs = self._with_samples(op, inputs, lanes)
+            lanes = tuple(self._lanes[ref] for ref in inputs)
         if frame is None:
             analysis = analyse(op, lanes, self._source(node))
         else:
@@ -172,6 +177,31 @@ class Items:
             # What is in a scope is divided because the user says so; a bias goes with what is cheaper.
             item = item._replace(is_variable=True, fixed=self._fixed(node), divide=node.taskgraph in self._split and op.outputs[0].rank > 1)
         self.items.append(item)
+
+    def _with_samples(self, op: Op, inputs: Tuple[Ref, ...], lanes: Tuple[Lane, ...]) -> Tuple[Ref, ...]:
+        """What is the same on all lanes but meets their samples one by one (a mean's gradient, of static shape) is each lane's own."""
+        batches = [(i, lane) for i, lane in enumerate(lanes) if lane.kind == BATCH]
+        if not batches or all(lane.kind != INVARIANT for lane in lanes):
+            return inputs
+        for axis in sayings(op).axes:
+            if any(axis.inputs[i] != lane.dim for i, lane in batches):
+                continue
+            first, lane = batches[0]
+            found = list(inputs)
+            for position, dim in enumerate(axis.inputs):
+                if dim is not None and lanes[position].kind == INVARIANT and not is_handle(op.inputs[position]):
+                    own = Lane(BATCH, dim, lane.unit // axis.unit(first) * axis.unit(position), lane.origin)
+                    found[position] = self._own(inputs[position], own, op.inputs[position])
+            return tuple(found)
+        return inputs
+
+    def _own(self, ref: Ref, lane: Lane, tensor: Tensor) -> Ref:
+        name = "%s%s_%d/%d_%d" % ((OWN_PREFIX,) + ref + (lane.dim, lane.unit))
+        if (name, 0) not in self._lanes:
+            ways = (Strategy((R,), (L,), "", 0.0),)
+            self.items.append(Item(name, Op("EplOwn", (tensor,), (tensor,)), (ref,), Analysis(Sayings(), (lane,), None), (SAME,), ways=ways))
+            self._lanes[name, 0] = lane
+        return name, 0
 
     def _is_free(self, node: Node) -> bool:
         facts = self._program.facts

@@ -24,6 +24,7 @@ from epl.planner.sharding.strategy import BATCH, SAME, Analysis, Lane, Strategy,
 _BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _COMMUTES = frozenset(("AddN", "Pack", "ConcatV2", "NoOp"))
 _ROUNDS = 6
+_NODES = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +298,12 @@ class _Search:
         costs[:binaries] += 1e-4 * np.concatenate([np.arange(len(one.ways)) for one in self._classes])
         open_classes = [one for one in self._classes if len(one.ways) > 1]
         share = 1.0
-        values = self._relaxed(costs, lower, upper, constraints)
+        # Exactly for the variables, which are few and decide the most.
+        whole = np.zeros(len(costs))
+        for one in open_classes:
+            if one.item.is_variable:
+                whole[one.first : one.first + len(one.ways)] = 1
+        values = self._relaxed(costs, lower, upper, constraints, whole)
         while values is not None:
             clear: List[Tuple[float, _Class, int]] = []
             unclear: List[Tuple[float, _Class, int]] = []
@@ -343,10 +349,14 @@ class _Search:
         return constraints
 
     @staticmethod
-    def _relaxed(costs: np.ndarray, lower: np.ndarray, upper: np.ndarray, constraints: List[Any]) -> Optional[np.ndarray]:
+    def _relaxed(
+        costs: np.ndarray, lower: np.ndarray, upper: np.ndarray, constraints: List[Any], whole: Optional[np.ndarray] = None
+    ) -> Optional[np.ndarray]:
         from scipy import optimize
 
-        return optimize.milp(costs, bounds=optimize.Bounds(lower, upper), constraints=constraints).x
+        # A limit in nodes, not in time: every rank must find the same.
+        options = {"mip_rel_gap": 0.01, "node_limit": _NODES}
+        return optimize.milp(costs, integrality=whole, bounds=optimize.Bounds(lower, upper), constraints=constraints, options=options).x
 
     def _choice(self, found: Dict[str, Strategy]) -> Choice:
         """Which form is made of which: of what is there, the one that needs the fewest bytes."""
