@@ -67,7 +67,8 @@ class PipelineSection(Section):
     accumulate_in_run = BoolKey(
         False,
         "With one stage and several micro-batches: take all of them within one run of the training op. "
-        "Off, each run takes one, and every `pipeline.num_micro_batch`-th run updates the variables. Pipelines and split taskgraphs always take all in one run.",
+        "Off, each run takes one, and every `pipeline.num_micro_batch`-th run updates the variables. "
+        "Pipelines and split taskgraphs always take all in one run.",
         "仅有一个阶段且有多个微批次时：在训练算子的一次运行内处理全部微批次。关闭时每次运行处理一个，每运行 "
         "`pipeline.num_micro_batch` 次更新一次变量。多阶段流水线和拆分的 taskgraph 总是在一次运行内处理全部微批次。",
     )
