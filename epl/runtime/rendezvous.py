@@ -3,7 +3,8 @@
 Worker 0 serves, at its own address of TF_CONFIG, the key-value store in which
 Horovod's Gloo looks up the peers. Before any rank starts Horovod each says hello
 there, so that a missing, doubled or differently configured worker is named instead
-of ending in a timeout deep inside Gloo.
+of ending in a timeout deep inside Gloo. Who dies later is named by the vigil
+(`epl.runtime.vigil`), whose connections are made at the same address.
 """
 
 import http.client
@@ -76,6 +77,7 @@ class Rendezvous:
         self._self_checks = 3
         self._joined = False
         self._unresolved: FrozenSet[str] = frozenset()
+        self._gone: FrozenSet[int] = frozenset()
         name, port = network.split_address(self._hosts[0])
         if port is None:
             raise ClusterError("worker 0 of TF_CONFIG is %r, which has no port; write it as '%s:8000'" % (self._hosts[0], name))
@@ -242,6 +244,7 @@ class Rendezvous:
         refused = self._roll.refused()
         if refused:
             raise ClusterError(refused)
+        self._gone = frozenset(self._roll.gone())
         return self._roll.missing(), problem
 
     def _ask_chief(self, chief: str) -> Tuple[List[int], Optional[str]]:
@@ -258,13 +261,15 @@ class Rendezvous:
         if self._member is not None and self._member.server != reply.get("server"):
             self._member.go()
             return [0], unwatched or "%s has been started again" % self._hosts[0]
+        self._gone = frozenset(int(index) for index in reply.get("gone", []))
         return [int(index) for index in reply.get("missing", [])], None
 
     def _missing_text(self, missing: Sequence[int], problem: Optional[str]) -> str:
         shown = []
         for index in missing[:16]:
             unknown = network.split_address(self._hosts[index])[0] in self._unresolved
-            shown.append("%d (%s%s)" % (index, self._hosts[index], ", which can't be resolved" if unknown else ""))
+            known = ", which can't be resolved" if unknown else ", which was there and has ended" if index in self._gone else ""
+            shown.append("%d (%s%s)" % (index, self._hosts[index], known))
         more = " and %d more" % (len(missing) - 16) if len(missing) > 16 else ""
         reason = " [%s]" % problem if problem else ""
         return "still waiting for %d of %d workers: %s%s%s" % (len(missing), len(self._hosts), ", ".join(shown), more, reason)

@@ -27,6 +27,7 @@ class Roll:
         self._claims: Dict[int, Claim] = {0: claim}
         self._replaced: Set[str] = set()
         self._refused: Optional[str] = None
+        self._gone: Set[int] = set()
         self._complete = False
         self.nonce = claim.nonce
 
@@ -56,11 +57,15 @@ class Roll:
                 return self._refusal(text)
             self._replaced.add(held.nonce)
         self._claims[index] = claim
+        self._gone.discard(index)
         if self._refused is not None:
             return {"state": "refused", "error": self._refused}
         missing = self._missing()
         self._complete = self._complete or not missing
-        return {"state": "wait" if missing else "ready", "missing": missing}
+        answer: Reply = {"state": "wait" if missing else "ready", "missing": missing}
+        if self._gone:
+            answer["gone"] = sorted(self._gone)
+        return answer
 
     def process_of(self, index: int) -> Optional[str]:
         """Where this worker runs, if it is there."""
@@ -84,6 +89,7 @@ class Roll:
                 return False
             if not self._complete:
                 del self._claims[index]
+                self._gone.add(index)
             return self._complete
 
     def _refusal(self, text: str) -> Reply:
@@ -103,6 +109,11 @@ class Roll:
     def missing(self) -> List[int]:
         with self._lock:
             return self._missing()
+
+    def gone(self) -> Set[int]:
+        """Those of the missing that were there and have ended."""
+        with self._lock:
+            return set(self._gone)
 
     def refused(self) -> Optional[str]:
         """Why the job can't start, or None."""

@@ -227,8 +227,9 @@ class Keeper(Vigil):
 
     def _arm(self) -> None:
         if not self._armed:
-            for connection in self._seats:
-                connection.send({"type": "complete"})  # they may ask the roll much later
+            for connection, seat in self._seats.items():
+                if self._roll.holds(*seat):
+                    connection.send({"type": "complete"})  # they may ask the roll much later
         super()._arm()
 
     def _greeted(self, connection: Connection, message: Message) -> None:

@@ -18,7 +18,7 @@ Where the rows of users' troubles are tested with stages; "matrix" means models 
 Rows that have no test with stages:
 
     4                   ranks with other variables than the rest are refused, as in row 3
-    19, 20, 35, 56, 68, 69    `epl.split` over several devices is refused, in pipelines too
+    19, 20, 35, 56, 68, 69    `epl.split` inside stages is refused
     30                  a step of a pipeline is one run and needs no accumulators; H9 compares the names in a checkpoint
     32, 33, 44 to 47, 58, 76, 78, 81    TensorFlow 2 style is not distributed; no graph has both scopes and Keras' `fit`
     39, 77, 80, 83, 84, 53, 70 to 75    mixed precision and recomputation are not carried out

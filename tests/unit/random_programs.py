@@ -66,12 +66,12 @@ class Layout(NamedTuple):
     near: bool = True
     per_device: int = 1
 
-    def width(self, spec: Spec) -> int:
+    def width(self, stages: int) -> int:
         """Devices of a replica."""
-        return spec.stages // self.per_device
+        return stages // self.per_device
 
-    def replicas(self, spec: Spec) -> int:
-        return self.ranks * self.devices // self.width(spec)
+    def replicas(self, stages: int) -> int:
+        return self.ranks * self.devices // self.width(stages)
 
 
 class Layers:
@@ -285,12 +285,12 @@ def graph_of(spec, batch):
 class Ranks(Machine):
     """A layout in which devices may hold several stages, and replicas that lie within one process are told to be, as a plan does."""
 
-    def __init__(self, whole, layout, spec):
-        width = layout.width(spec)
+    def __init__(self, whole, layout, stages):
+        width = layout.width(stages)
         super().__init__(whole, layout.devices, layout.ranks, layout.m, stages=width, near=layout.near, schedule=layout.schedule)
         if layout.per_device > 1:
             rows = self.rows or tuple(((rank, name),) for rank in range(layout.ranks) for name in self.names)
-            on = chunk_devices(spec.stages, width, layout.schedule == "ZeroBubbleV")
+            on = chunk_devices(stages, width, layout.schedule == "ZeroBubbleV")
             self.rows = tuple(tuple(row[device] for device in on) for row in rows)
             places = tuple(tuple(rank for rank, _ in row) for row in self.rows)
             self.plan = dataclasses.replace(self.plan, places=places, pipeline_devices=width)
@@ -337,11 +337,11 @@ def batches(rows):
 
 def compare(spec, layout):
     """Train in a layout and plainly: losses, outputs and variables must be equal."""
-    replicas = layout.replicas(spec)
+    replicas = layout.replicas(spec.stages)
     rows = spec.rows * layout.m * replicas
     whole, names = graph_of(spec, spec.rows)
     same, _ = graph_of(spec, rows) if spec.static else (whole, names)
-    machine, plain = Ranks(whole, layout, spec), Plain(in_order(same))
+    machine, plain = Ranks(whole, layout, spec.stages), Plain(in_order(same))
     machine.run("init"), plain.run("init")
     for step, feeds in enumerate(batches(rows)):
         fetches = ("loss:0", "top:0", "norm:0", "train")
@@ -424,7 +424,7 @@ def draw_case(draw, pipeline=False):
     banned = set()
     if layout.m > 1:
         banned.update(ONE_BATCH)
-    if layout.m > 1 or layout.replicas(spec) > 1:
+    if layout.m > 1 or layout.replicas(spec.stages) > 1:
         banned.update(ONE_INSTANCE)
     return spec._replace(blocks=tuple(b._replace(kind="mix") if b.kind in banned else b for b in spec.blocks)), layout
 

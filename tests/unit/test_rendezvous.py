@@ -164,7 +164,7 @@ def test_a_worker_that_leaves_before_all_have_met_is_missing_again(capfd, monkey
     errors.append(pytest.raises(ClusterError, first.join))
     thread.join(10)
     assert "still waiting for 1 of 3 workers: 2 (%s)" % hosts[2] in str(errors[0].value)
-    assert "still waiting for 2 of 3 workers: 1 (%s), 2 (%s)" % (hosts[1], hosts[2]) in str(errors[1].value)
+    assert "still waiting for 2 of 3 workers: 1 (%s, which was there and has ended), 2 (%s)" % (hosts[1], hosts[2]) in str(errors[1].value)
     assert "the job is broken" not in capfd.readouterr().err
 
 

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from epl.errors import BackendError
+from epl.runtime import aborts
 from epl.runtime import vigil as module
 from epl.runtime.gloo import GlooStore, ask_for_vigil, assign_slots
 from epl.runtime.roll import Claim, Roll, digest_of
@@ -140,25 +141,25 @@ def test_the_first_worker_that_dies_is_named(capfd):
 
 
 def test_a_silent_rank_is_named(capfd):
-    with job(stall_timeout=0.8) as made:
+    with job(stall_timeout=1.5) as made:
         made.member(1)
         made.raw({"rank": 2, "nonce": "n2"})
         made.hello(1), made.hello(2)
         start = time.monotonic()
         assert set(made.ended(2)) == {0, 1}
-        assert 0.7 < time.monotonic() - start < 3
+        assert 1.4 < time.monotonic() - start < 5
     for line in lines(capfd):
-        assert "rank 2 (127.0.0.1:7803, process 2) has sent no sign of life for 1 s while Horovod started" in line
-        assert "cluster.stall_timeout is 0.8 s" in line
+        assert "rank 2 (127.0.0.1:7803, process 2) has sent no sign of life for 2 s while Horovod started" in line
+        assert "cluster.stall_timeout is 1.5 s" in line
 
 
 def test_the_silent_first_worker_is_named(capfd):
-    with job(stall_timeout=0.8) as made:
+    with job(stall_timeout=1.5) as made:
         made.all_there()
-        made.keeper._call(time.sleep, 2)
+        made.keeper._call(time.sleep, 3)
         assert set(made.ended(2)) == {1, 2}
     for line in lines(capfd)[:2]:
-        assert "rank 0 (127.0.0.1:7801, process 0) has sent no sign of life for 1 s while Horovod started" in line
+        assert "rank 0 (127.0.0.1:7801, process 0) has sent no sign of life for 2 s while Horovod started" in line
 
 
 def test_a_process_that_stood_still_itself_names_nobody(capfd):
@@ -173,12 +174,12 @@ def test_a_process_that_stood_still_itself_names_nobody(capfd):
 
 
 def test_it_ends_silently_when_all_have_started(capfd):
-    with job(stall_timeout=0.8) as made:
+    with job(stall_timeout=1.5) as made:
         members = made.all_there()
         made.keeper.started()
         members[0].started()
         members[0]._thread.join(5)
-        time.sleep(1.2)  # who has started is neither missed nor thought silent
+        time.sleep(1.9)  # who has started is neither missed nor thought silent
         assert made.ends.empty() and made.keeper._thread.is_alive()
         members[1].started()
         for vigil in [made.keeper] + members:
@@ -204,9 +205,11 @@ def test_one_that_dies_while_others_are_missing_is_missing_again(capfd):
         assert made.hello(1) == "wait" and made.roll.missing() == [2]
         die(made.members[0])
         until(lambda: made.roll.missing() == [1, 2])
+        assert made.roll.gone() == {1}
         made.member(1, "again")
         made.member(2)
         assert [made.hello(1, "again"), made.hello(2)] == ["wait", "ready"]
+        assert made.roll.gone() == set()
         assert made.ends.empty()
     assert lines(capfd) == []
 
@@ -215,10 +218,14 @@ def test_all_know_at_once_that_they_are_complete(capfd):
     """Rank 1 would ask again in a second; meanwhile rank 0 dies."""
     with job() as made:
         made.member(1), made.member(2)
+        late = made.member(2, "of another run")
         made.hello(1), made.hello(2)
-        until(lambda: all(member._armed for member in made.members))
+        until(lambda: all(member._armed for member in made.members[:2]))
+        assert made.hello(2, "of another run") == "taken"
         die(made.keeper)
         assert set(made.ended(2)) == {1, 2}
+        until(lambda: late.server is None)
+        assert made.ends.empty(), "who is not of the job is not ended by it"
 
 
 def test_the_others_hear_why_one_fails(capfd, monkeypatch):
@@ -328,8 +335,8 @@ def test_a_server_without_a_vigil_is_said(answer):
 
 
 ABORT = """
-import ctypes, os, sys, threading, time
-from epl.runtime.aborts import held_back
+import ctypes, os, runpy, sys, threading
+held_back = runpy.run_path(sys.argv[2])["held_back"]  # without TensorFlow, which takes long to load
 terminate = ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev
 def before():
     print("held back", flush=True)
@@ -348,7 +355,7 @@ terminate()
 
 @pytest.mark.parametrize("what, code, said", [("waits", -6, True), ("ends", 70, True), ("raises", -6, True), ("after", -6, False)])
 def test_an_abort_by_cpp_is_held_back(what, code, said):
-    done = subprocess.run([sys.executable, "-c", ABORT, what], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", ABORT, what, aborts.__file__], capture_output=True, text=True, timeout=30)
     assert done.returncode == code, done.stderr
     assert ("held back" in done.stdout) == said
     assert ("terminate called" in done.stderr) == (code == -6)

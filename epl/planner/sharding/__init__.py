@@ -1,0 +1,1 @@
+"""How the devices of a group compute a split taskgraph together."""
