@@ -167,8 +167,9 @@ def test_a_rank_that_raises_under_mpirun():
     command = [str(mpirun)] + options + [sys.executable, str(SCRIPT), "raise"]
     run = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90)
     assert run.returncode == 1, run.stdout
-    assert "[1,1]<stderr>:ValueError: the data of rank 1 is bad" in run.stdout
-    assert re.search(r"\[1,0\]<stderr>:epl: rank 0: rank 1 \(.*\) failed", run.stdout)
+    # mpirun may put its tags in the middle of lines that ranks write at the same moment.
+    assert "ValueError: the data of rank 1 is bad" in run.stdout
+    assert re.search(r"epl: rank 0: rank 1 \(.*\) failed", run.stdout)
 
 
 def test_no_horovod_is_an_error_and_not_a_job_of_one(monkeypatch):

@@ -308,6 +308,7 @@ def branches(run, steps):
             return found if run.plain else dict(found, **{"/order": order})
 
 
+@pytest.mark.slow
 @cases(branches, "2x1-s2-m2", "4x1-s2", compare=True, steps=25)
 def test_row_109_independent_branches_in_any_order(outcome):
     judge_variables(outcome)

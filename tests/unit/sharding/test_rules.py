@@ -90,7 +90,7 @@ def _compare(machine, names, feeds, wanted, what):
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=2e-6, err_msg="%s, %s" % (name, what))
 
 
-SOME = "matmul_twice bias_add mean_columns softmax sparse_cross_entropy embedding top_k reshape_joined convolution attention".split()
+SOME = "matmul_twice bias_add mean_columns softmax sparse_cross_entropy embedding top_k reshape_joined convolution".split()
 
 
 @pytest.mark.parametrize("case", SOME)
