@@ -51,6 +51,7 @@ class Graph:
         self.tf_graph = tf_graph
         self.model_mode: Optional[str] = None
         self._taskgraphs: List[Taskgraph] = []
+        self._devices: List[Any] = []
         self._by_strategy: List[Tuple[Any, Taskgraph]] = []
         self._scopes: List[Any] = []
         self._user_default_taskgraph: Optional[Taskgraph] = None
@@ -92,6 +93,10 @@ class Graph:
         for known, taskgraph in self._by_strategy:
             if known is strategy:
                 return taskgraph
+        if not self._by_strategy and self._taskgraphs:
+            # A gradient call before the first scope took the program for one without scopes.
+            self._taskgraphs.clear()
+            self._devices.clear()
         taskgraph = Taskgraph(self, len(self._taskgraphs), strategy)
         self._taskgraphs.append(taskgraph)
         self._by_strategy.append((strategy, taskgraph))
@@ -165,11 +170,9 @@ class Graph:
 
     def virtual_device(self, index: int) -> Any:
         """The virtual device of a taskgraph; derived on first use."""
-        devices = getattr(self, "_devices", None)
-        if devices is None or len(devices) != len(self._taskgraphs):
+        if len(self._devices) != len(self._taskgraphs):
             self.lay_out()
-            devices = self._devices
-        return devices[index]
+        return self._devices[index]
 
     # Gradients.
 

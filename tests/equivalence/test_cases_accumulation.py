@@ -300,11 +300,12 @@ def test_row_90_moving_average_in_one_run(outcome):
 def apply_groups(run, groups, clip):
     """A few layers with clipped gradients, applied in groups."""
     with run.program({"optimizer.num_apply_group": groups}):
-        x = tf.placeholder(tf.float32, [None, 4])
-        h = x
+        x = h = tf.placeholder(tf.float32, [None, 4])
         for layer in range(4):
-            h = tf.layers.dense(h, 4, tf.tanh, kernel_initializer=tf.glorot_uniform_initializer(seed=layer), name="layer%d" % layer)
-        loss = tf.reduce_mean(tf.square(h - 1.0))
+            with run.stage(layer // 2):
+                h = tf.layers.dense(h, 4, tf.tanh, kernel_initializer=tf.glorot_uniform_initializer(seed=layer), name="layer%d" % layer)
+        with run.stage(1):
+            loss = tf.reduce_mean(tf.square(h - 1.0))
         optimizer = tf.train.AdamOptimizer(0.01)
         pairs = optimizer.compute_gradients(loss)
         if clip == "norm":

@@ -125,7 +125,6 @@ def gradients_first(run):
             return [float(value) for value in session.run([w, v])]
 
 
-@pytest.mark.xfail(strict=True, reason="a gradient before the first scope is taken for a program without scopes, and counts as a stage")
 @cases(gradients_first, "1x2-s2", "2x1", compare=True)
 def test_gradients_before_the_first_scope_are_no_stage(outcome):
     for rank in outcome.ranks:

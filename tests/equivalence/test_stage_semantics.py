@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from tests.equivalence.scripts import judge_variables, raises, scalar
+from tests.equivalence.test_cases_accumulation import apply_groups
 from tests.equivalence.test_cases_numerics import twice
 from tests.equivalence.test_cases_semantics import FAST, graphs_in_turn
 from tests.equivalence.test_cases_stages import REPLICAS, STAGES
@@ -234,35 +235,12 @@ def test_row_66_same_weights_other_data(outcome):
     assert len(set(numbers)) == len(numbers) == 24
 
 
-def apply_groups(run, clip):
-    """Row 91: a few layers with clipped gradients, applied in three groups."""
-    with run.program({"optimizer.num_apply_group": 3}):
-        x = h = tf.placeholder(tf.float32, [None, 4])
-        for layer in range(4):
-            with run.stage(layer // 2):
-                h = tf.layers.dense(h, 4, tf.tanh, kernel_initializer=tf.glorot_uniform_initializer(seed=layer), name="layer%d" % layer)
-        with run.stage(1):
-            loss = tf.reduce_mean(tf.square(h - 1.0))
-        optimizer = tf.train.AdamOptimizer(0.01)
-        pairs = optimizer.compute_gradients(loss)
-        if clip == "norm":
-            pairs = [(tf.clip_by_norm(gradient, 0.05), variable) for gradient, variable in pairs]
-        else:
-            clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.05)
-            pairs = list(zip(clipped, [variable for _, variable in pairs]))
-        train = optimizer.apply_gradients(pairs, tf.train.get_or_create_global_step())
-        with run.session() as session:
-            for step in range(4):
-                run.step(session, train, {x: np.random.RandomState(step).randn(8, 4).astype(np.float32)})
-            return variables(session)
-
-
-@cases(apply_groups, *STAGES, compare=True, clip="norm")
+@cases(apply_groups, *STAGES, compare=True, clip="norm", groups=3)
 def test_row_91_apply_groups_keep_the_clip_by_norm(outcome):
     judge_variables(outcome)
 
 
-@cases(apply_groups, *STAGES, "4x1-s2", compare=True, clip="global")
+@cases(apply_groups, *STAGES, "4x1-s2", compare=True, clip="global", groups=3)
 def test_row_91_apply_groups_keep_the_global_clip(outcome):
     judge_variables(outcome)
 

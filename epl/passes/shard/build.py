@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir import attrs as A
+from epl.ir import op_table
 from epl.ir.build import DT_INT32, Builder
 from epl.ir.program import APPLY, Node, Program, Ref, Shape
 from epl.planner.sharding.op import Tensor
@@ -134,8 +135,7 @@ def _own_rows(build: LaneBuilder, lane: Lane) -> Ref:
         return build.const(name + "/rows", shape[0], DT_INT32)
     if name in build.nodes:
         return name, 0
-    dtype = tf.as_dtype(_dtype(build.program, ref)).as_datatype_enum
-    return build.dim0(name, ref, dtype)
+    return build.dim0(name, ref, op_table.dtype_of(build.program, *ref))
 
 
 def lane_sizes(build: LaneBuilder, lane: Lane) -> Ref:
@@ -148,9 +148,3 @@ def lane_sizes(build: LaneBuilder, lane: Lane) -> Ref:
     own = build.op("Reshape", name + "/own", [_own_rows(build, lane), one], T=A.of_type(DT_INT32), Tshape=A.of_type(DT_INT32))
     tensor = Tensor((1,), "int32")
     return reshard(build, name, own, Spec("L"), R, Lane(BATCH, 0, 1, lane.origin), tensor)
-
-
-def _dtype(program: Program, ref: Ref) -> int:
-    from epl.ir import op_table
-
-    return op_table.dtype_of(program, *ref)

@@ -115,7 +115,7 @@ class _Rewriter:
             self._nodes[node.name] = node.replace(info=dict(node.info, **{LANE_SHAPES: self._lane_shapes(item.op.outputs[0].shape, way.outputs[0])}))
         if way.how:
             build = LaneBuilder(self._program, self._nodes, self._batch, self._group, node)
-            for index, ref in enumerate(lower(build, node, item, way, self._sharding)):
+            for index, ref in enumerate(lower(build, node, item, way)):
                 if ref != (node.name, index):
                     self._made[node.name, index] = ref
 

@@ -7,7 +7,6 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.program import Node, Ref
 from epl.passes.shard.build import LaneBuilder
-from epl.planner.sharding.graph import Sharding
 from epl.planner.sharding.op import Tensor
 from epl.planner.sharding.solve import Item
 from epl.planner.sharding.spec import P, R, Spec
@@ -17,7 +16,7 @@ from epl.planner.sharding.strategy import Lane, Strategy
 class Part:
     """One op that is being lowered; `node` has the inputs in their forms."""
 
-    def __init__(self, build: LaneBuilder, node: Node, item: Item, way: Strategy, sharding: Sharding):
+    def __init__(self, build: LaneBuilder, node: Node, item: Item, way: Strategy):
         self.build = build
         self.node = node
         self.item = item
@@ -25,7 +24,6 @@ class Part:
         self.way = way
         self.lanes = item.lanes
         self.out_lanes = item.analysis.lanes
-        self.sharding = sharding
 
     def dtype(self, index: int = 0) -> int:
         """Of an output."""
@@ -49,9 +47,9 @@ Lowering = Callable[[Part], List[Ref]]
 _LOWERINGS: Dict[str, Lowering] = {}
 
 
-def lower(build: LaneBuilder, node: Node, item: Item, way: Strategy, sharding: Sharding) -> List[Ref]:
+def lower(build: LaneBuilder, node: Node, item: Item, way: Strategy) -> List[Ref]:
     """Replace an op by what computes its part; returns its outputs."""
-    return _LOWERINGS[way.how](Part(build, node, item, way, sharding))
+    return _LOWERINGS[way.how](Part(build, node, item, way))
 
 
 def lowering(*names: str) -> Callable[[Lowering], Lowering]:
