@@ -45,6 +45,7 @@ class Facts:
       slots: the kind of action of a pipeline's schedule that a node belongs to.
       summed: gradients that are sums over the lanes of a group already.
       once: in a program that is not parallel, what exists once although some of its nodes exist on each lane.
+      first: what exists on the first lane of each group alone, which gives it to the others.
     """
 
     gradients: Dict[Ref, GradientTag]
@@ -60,6 +61,7 @@ class Facts:
     slots: Dict[str, str] = dataclasses.field(default_factory=dict)
     summed: FrozenSet[Ref] = frozenset()
     once: FrozenSet[str] = frozenset()
+    first: FrozenSet[str] = frozenset()
 
     def written(self, program: Program) -> List[str]:
         """Variables that a program with the user's names writes, in node order."""

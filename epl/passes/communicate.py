@@ -7,7 +7,7 @@ program's key and never depend on what else was compiled before, so that all ran
 agree on them.
 """
 
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from epl.ir import op_table
 from epl.ir.build import DT_INT32, Builder
 from epl.ir.program import APPLY, Feed, Node, Program, Ref
 from epl.passes.base import Pass
-from epl.passes.cut import RECEIVE, SEND, SHARE, TRANSFERS
+from epl.passes.cut import PREFIXES, RECEIVE, SEND, SHARE, TRANSFERS
 from epl.passes.rewire import rewire
 from epl.planner.plan import Task
 
@@ -85,17 +85,17 @@ class Communicate(Pass):
         mapping: Dict[Ref, Ref] = {}
         for node in found:
             del nodes[node.name]
-        numbers: Dict[Optional[int], int] = {}
+        numbers: Dict[Tuple[Optional[int], Tuple[int, ...]], int] = {}
         told: List[str] = []
         for node in found:
             taskgraph = node.info.get("taskgraph") if task.spread else None
-            label = _transfer_label(node)
-            if not label:
-                # Counted by stage: not every rank has the collectives of all of them.
-                number = numbers.get(taskgraph, 0)
-                numbers[taskgraph] = number + 1
-                label = node.info.get("name") or ("%03d" % number if taskgraph is None else "%d_%03d" % (taskgraph, number))
             ranks = tuple(node.info["ranks"]) if "ranks" in node.info else task.group(taskgraph)
+            label = node.info.get("name") or _transfer_label(node)
+            if not label:
+                # Counted by stage and by group: not every rank has the collectives of all of them.
+                number = numbers[taskgraph, ranks] = numbers.get((taskgraph, ranks), 0) + 1
+                among = "%s." % "-".join(map(str, ranks)) if "ranks" in node.info and len(ranks) < task.plan.ranks else ""
+                label = among + ("%03d" % (number - 1) if taskgraph is None else "%d_%03d" % (taskgraph, number - 1))
             lower = _Lower(build.at(node.device or task.devices[0]), node, collective_name(task.key, label), foldable, ranks, task)
             for index, ref in enumerate(lower.run()):
                 mapping[node.name, index] = ref
@@ -106,8 +106,8 @@ class Communicate(Pass):
 
 
 def _transfer_label(node: Node) -> str:
-    """The part of a transfer's name that both sides have in common, "" for another collective."""
-    return node.name.partition("/")[2] if node.op in TRANSFERS else ""
+    """The part of a transfer's name that both sides have in common, "" for a collective that all count alike."""
+    return node.name.partition("/")[2] if node.op in TRANSFERS and node.name.startswith(PREFIXES) else ""
 
 
 def _foldable(program: Program) -> Set[str]:

@@ -24,6 +24,8 @@ SEND, RECEIVE, SHARE = "EplSend", "EplReceive", "EplShare"
 INSPECTIONS = frozenset(("IsVariableInitialized", "VarIsInitializedOp"))
 """What asks whether a variable is initialised: each process answers for its own."""
 TRANSFERS = (SEND, RECEIVE, SHARE)
+PREFIXES = ("epl_receive/", "epl_send/", "epl_share/")
+"""Of the names of transfers between stages; the rest of the name is common to both sides."""
 FETCHED = "fetched"
 """Form of what a fetch returns."""
 

@@ -56,6 +56,8 @@ class Plan:
       lanes: devices of a group that hold the taskgraphs of `split` scopes together; each of
         them is a replica of all other taskgraphs.
       split: the taskgraphs of `split` scopes.
+      copies: lanes of a group that compute the same batch, which the first of them draws and is
+        fed: 1 when each lane has batches of its own, else all lanes.
     """
 
     ranks: int = 1
@@ -75,13 +77,19 @@ class Plan:
     pipeline_devices: int = 0
     lanes: int = 1
     split: Tuple[int, ...] = ()
+    copies: int = 1
 
     _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)
 
     @property
     def replicas(self) -> int:
-        """Replicas of the model in the whole job."""
+        """Replicas of the model in the whole job; each lane of a group counts as one."""
         return len(self.places) or self.ranks * self.devices_per_rank
+
+    @property
+    def streams(self) -> int:
+        """Replicas with batches of their own in the whole job."""
+        return self.replicas // self.copies
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_index", _Index(self.places))
@@ -185,6 +193,10 @@ class Task:
         """The place of a local replica in its group."""
         return self.replica_id(replica) % self.plan.lanes
 
+    def draws(self, replica: int) -> bool:
+        """Whether a local replica draws batches and is fed; else it is given those of the first lane of its group."""
+        return self.replica_id(replica) % self.plan.copies == 0
+
     def group_of(self, replica: int) -> int:
         """The group that a local replica is a lane of."""
         return self.replica_id(replica) // self.plan.lanes
@@ -249,8 +261,8 @@ class Task:
         return self.plan.ranks if self.parallel else 1
 
     def global_index(self, replica: int, micro_batch: Optional[int]) -> int:
-        """Position of a local instance among all instances of the job, replica-major."""
-        return self.replica_id(replica) * self.micro_batches + (micro_batch or 0)
+        """Position of a local instance's batch among all batches of the job, replica-major."""
+        return self.replica_id(replica) // self.plan.copies * self.micro_batches + (micro_batch or 0)
 
     def alone(self) -> "Task":
         """The task of a program that is not `parallel`: only the replicas that some process sees the values of."""

@@ -21,7 +21,7 @@ def make_plan(graph: Any) -> Plan:
     config.check_program_options()
     taskgraphs = list(graph.taskgraphs)
     _refuse_unsupported(taskgraphs, config)
-    lanes = _lanes(taskgraphs, config, cluster)
+    lanes, copies = _lanes(taskgraphs, config, cluster)
     stages = len(taskgraphs) if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate else 1
     rows = _rows(taskgraphs) if stages > 1 and not env.whole_models else ()
     per_replica = len({t.virtual_device.get_device(0, 0) for t in taskgraphs}) if rows else 0
@@ -32,6 +32,11 @@ def make_plan(graph: Any) -> Plan:
             "io.slicing has dealt the input files to all %d workers, but only the workers of a first stage read: with the stages of a replica in "
             "several processes some files would never be read. Switch io.slicing off and choose the files of each first stage in the script, or "
             "put all stages of a replica into one process" % cluster.worker_num
+        )
+    if copies > cluster.gpu_num_per_worker and env.deals_files:
+        raise ProgramError(
+            "io.slicing has dealt the input files to all %d workers, but only the worker of the first device of each group of %d reads. Switch "
+            "io.slicing off and choose the files of each group in the script" % (cluster.worker_num, copies)
         )
     if rows:
         make_schedule(config.pipeline.strategy, stages, config.pipeline.num_micro_batch, per_replica)
@@ -53,36 +58,39 @@ def make_plan(graph: Any) -> Plan:
         pipeline_devices=per_replica if per_replica < stages and rows else 0,
         lanes=lanes,
         split=tuple(t.index for t in taskgraphs if t.is_split) if lanes > 1 else (),
+        copies=copies,
     )
 
 
-def _lanes(taskgraphs: List[Any], config: Any, cluster: Any) -> int:
-    """The devices that share the taskgraphs of `split` scopes; 1 when there is nothing to share.
+def _lanes(taskgraphs: List[Any], config: Any, cluster: Any) -> Tuple[int, int]:
+    """(Devices that share the taskgraphs of `split` scopes, lanes that compute one batch together); 1 where there is nothing to share.
 
     Raises ProgramError for layouts that this version does not divide.
     """
     divided = [t for t in taskgraphs if t.is_split]
+    whole = [t for t in taskgraphs if not t.is_split]
     total = cluster.total_gpu_num
     counts = {t.virtual_device.num_devices(0) for t in divided}
     if not divided or counts == {1} or total == 1:
-        return 1
-    first = divided[0]
-    if len(divided) == len(taskgraphs):
-        raise ProgramError(
-            "All taskgraphs are annotated with epl.split, so that no device has inputs of its own. Set a default, "
-            "epl.set_default_strategy(epl.replicate(%d)), and cluster.colocate_split_and_replicate" % max(counts)
-        )
-    if not config.cluster.colocate_split_and_replicate:
-        raise ProgramError(
-            "Taskgraph %d (%r) is split over %d devices of its own; this version shares devices with the replicated part. "
-            "Set cluster.colocate_split_and_replicate" % (first.index, first.strategy, max(counts))
-        )
-    if len(counts) > 1 or total % max(counts):
+        return 1, 1
+    first, lanes = divided[0], max(counts)
+    if len(counts) > 1 or total % lanes:
         raise ProgramError(
             "Taskgraphs are split over %s devices of %d: expected one number for all of them that divides the devices of the job. "
             "Give all epl.split scopes the same device_count" % (sorted(counts), total)
         )
-    return max(counts)
+    if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate:
+        raise ProgramError(
+            "Taskgraph %d (%r) is split over %d devices of its own; this version shares devices between all taskgraphs of a model that has "
+            "split ones. Set cluster.colocate_split_and_replicate" % (first.index, first.strategy, lanes)
+        )
+    replicated = {t.virtual_device.num_devices(0) for t in whole}
+    if len(replicated) > 1 or not replicated <= {1, lanes}:
+        raise ProgramError(
+            "Taskgraphs are split over %d devices, others replicated over %s: expected one number for these, either %d, where each device has "
+            "batches of its own, or 1, where the %d devices compute one batch together" % (lanes, sorted(replicated), lanes, lanes)
+        )
+    return lanes, 1 if replicated == {lanes} else lanes
 
 
 def _rows(taskgraphs: List[Any]) -> Tuple[Tuple[int, ...], ...]:

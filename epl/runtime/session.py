@@ -82,7 +82,10 @@ class RankSession:
     def _first_stages(self, plan: Plan) -> int:
         """The replicas over whose first stages a batch that is fed here is divided."""
         rank = Env.get().cluster.worker_index
-        return max(1, sum(row[0] == rank for row in plan.places)) if plan.places else plan.devices_per_rank
+        if plan.places:
+            return max(1, sum(row[0] == rank for row in plan.places))
+        first = rank * plan.devices_per_rank
+        return max(1, sum(replica % plan.copies == 0 for replica in range(first, first + plan.devices_per_rank)))
 
     @property
     def store(self) -> Store:

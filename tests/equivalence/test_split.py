@@ -68,7 +68,7 @@ def test_classifier(outcome):
 
 
 @pytest.mark.slow
-@cases(classifier, *MORE, classes=1000, compare=True)
+@cases(classifier, *MORE, "3x2-p3", classes=1000, compare=True)
 def test_classifier_in_more_layouts(outcome):
     judge(outcome)
 
@@ -178,6 +178,23 @@ def datasets(run):
 @cases(datasets, "2x1-p2", "4x1-p2", compare=True)
 def test_datasets_with_a_smaller_last_batch(outcome):
     judge(outcome)
+
+
+def evaluation(run):
+    """The mean of what a split model gives for drawn batches, without training."""
+    with run.program():
+        rows = [{"x": np.random.RandomState(step).randn(ROWS, 6).astype(np.float32)} for step in range(3)]
+        drawn = run.next_batch(run.dataset(rows))["x"]
+        with run.split():
+            h = dense(tf.nn.relu(dense(drawn, 8, "up")), 6, "down")
+        result = tf.reduce_mean(tf.square(h - drawn))
+        with run.session() as session:
+            return [float(session.run(result)) for _ in range(2)]
+
+
+@cases(evaluation, "2x1-p2", "2x1-a2", compare=True)
+def test_evaluation_of_drawn_batches(outcome):
+    np.testing.assert_allclose(np.mean(outcome.ranks, axis=0), outcome.plain, rtol=1e-5)
 
 
 def checkpoints(run):

@@ -3,14 +3,16 @@
 import re
 from typing import List, NamedTuple
 
-_FORM = re.compile(r"(?P<ranks>\d+)x(?P<devices>\d+)(?:-p(?P<lanes>\d+))?(?:-s(?P<stages>\d+)(?:v(?P<chunks>\d+))?)?(?:-m(?P<m>\d+)(?P<run>run)?)?")
+_FORM = re.compile(
+    r"(?P<ranks>\d+)x(?P<devices>\d+)(?:-(?P<kind>[pa])(?P<lanes>\d+))?(?:-s(?P<stages>\d+)(?:v(?P<chunks>\d+))?)?(?:-m(?P<m>\d+)(?P<run>run)?)?"
+)
 
 
 class Layout(NamedTuple):
     """`ranks` processes with `devices` devices each; `stages / chunks` neighbouring devices are a replica with `m` micro-batches per step.
 
-    A device holds `chunks` stages; `lanes` neighbouring devices share what is split. A user's batch `(replica, micro-batch)` has the number
-    `replica * m + micro-batch` in the global batch.
+    A device holds `chunks` stages; `lanes` neighbouring devices share what is split; with `together` they compute one batch. A user's batch
+    `(replica, micro-batch)` has the number `replica * m + micro-batch` in the global batch.
     """
 
     ranks: int = 1
@@ -20,11 +22,12 @@ class Layout(NamedTuple):
     stages: int = 1
     chunks: int = 1
     lanes: int = 1
+    together: bool = False
 
     @property
     def width(self) -> int:
-        """Devices of a replica."""
-        return self.stages // self.chunks
+        """Devices that compute one batch."""
+        return self.lanes if self.together else self.stages // self.chunks
 
     @property
     def replicas(self) -> int:
@@ -44,20 +47,22 @@ class Layout(NamedTuple):
     def name(self) -> str:
         stages = "" if self.stages == 1 else "-s%d%s" % (self.stages, "" if self.chunks == 1 else "v%d" % self.chunks)
         micro = "" if self.m == 1 else "-m%d%s" % (self.m, "run" if self.accumulate_in_run else "")
-        lanes = "" if self.lanes == 1 else "-p%d" % self.lanes
+        lanes = "" if self.lanes == 1 else "-%s%d" % ("a" if self.together else "p", self.lanes)
         return "%dx%d%s%s%s" % (self.ranks, self.devices, lanes, stages, micro)
 
     @classmethod
     def parse(cls, name: str) -> "Layout":
         """The inverse of `name`.
 
-        "2x1", "2x1-m4" (consecutive runs), "2x1-m4run" (within one run), "2x1-s2-m4" (two stages), "2x1-s4v2", "2x1-p2" (split).
+        "2x1", "2x1-m4" (consecutive runs), "2x1-m4run" (within one run), "2x1-s2-m4" (two stages), "2x1-s4v2", "2x1-p2" (split),
+        "2x1-a2" (split alone).
         """
         found = _FORM.fullmatch(name)
         if not found:
-            raise ValueError("layout %r is not of the form RANKSxDEVICES, then perhaps -pLANES, -sSTAGES[vCHUNKS], -mM or -mMrun" % name)
+            raise ValueError("layout %r is not of the form RANKSxDEVICES, then perhaps -pLANES or -aLANES, -sSTAGES[vCHUNKS], -mM or -mMrun" % name)
         stages, chunks = int(found["stages"] or 1), int(found["chunks"] or 1)
         layout = cls(int(found["ranks"]), int(found["devices"]), int(found["m"] or 1), bool(found["run"]), stages, chunks, int(found["lanes"] or 1))
+        layout = layout._replace(together=found["kind"] == "a")
         if stages % chunks or layout.ranks * layout.devices % layout.width or layout.ranks * layout.devices % layout.lanes:
             raise ValueError("layout %r: replicas of %d stages, %d on a device, do not fit on the devices" % (name, stages, chunks))
         return layout

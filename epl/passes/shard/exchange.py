@@ -10,15 +10,20 @@ their lanes have together. Exchanged pieces travel flat, so that unequal ones ne
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
+from epl.errors import ProgramError
 from epl.ir import attrs as A
+from epl.ir import op_table
 from epl.ir.build import DT_INT32, Builder
 from epl.ir.program import Node, Program, Ref
 from epl.passes.base import Pass
+from epl.passes.communicate import COLLECTIVES
+from epl.passes.cut import SHARE
 from epl.passes.rewire import rewire
 from epl.passes.shard.build import LANE, LANE_SHAPES, RESHARD
 from epl.planner.plan import Task
-from epl.planner.sharding.spec import Group, Spec
+from epl.planner.sharding.spec import F, Group, Spec
 from epl.planner.sharding.strategy import BATCH, VARYING, Lane
 
 
@@ -48,6 +53,10 @@ class Exchange(Pass):
             for node in members:
                 del nodes[node.name]
             mapping.update(_Exchange(nodes, task, members, gate).run())
+        if task.plan.lanes % task.plan.devices_per_rank and task.plan.devices_per_rank % task.plan.lanes:
+            # A process that fetches from one of its groups takes part in what its other group does.
+            talking = [n.name for n in nodes.values() if n.name not in program.nodes and n.op in (*COLLECTIVES, SHARE)]
+            program = program.replace(targets=program.targets + tuple(talking))
         return rewire(program, nodes, mapping)
 
 
@@ -86,6 +95,8 @@ class _Exchange:
 
     def run(self) -> Dict[Ref, Ref]:
         source, target = self.info["source"], self.info["target"]
+        if source == F:
+            return {(node.name, 0): self._shared() for node in self.members}
         values = [node.inputs[0] for node in self.members]
         terms = source.kind == "P" or source.kind == "L" and self.lane.kind == VARYING
         if source.kind == "R":
@@ -98,6 +109,22 @@ class _Exchange:
         else:
             found = self._exchange(values, self._cut(source), self._cut(target))
         return {(node.name, 0): value for node, value in zip(self.members, found)}
+
+    def _shared(self) -> Ref:
+        """What the first lane of the group has, on all of them."""
+        own = [node.inputs[0] for node in self.members if node.inputs]
+        if len(self.ranks) == 1:
+            return own[0]
+        if self.dtype in op_table.OPAQUE:
+            raise ProgramError(
+                "'%s' gives a tensor of type %s in the process of the first device of a group, and the others need it to compute one batch "
+                "together: it can't travel. Convert it to numbers there, or give each device batches of its own (epl.replicate(%d) as the "
+                "default)" % (self.members[0].origin, tf.as_dtype(self.dtype).name, self.group.size)
+            )
+        name = self.base + "/shared"
+        if name in self.build.nodes:
+            return name, 0
+        return self.build.op(SHARE, name, own, self.gate, info={"dtype": self.dtype, "shape": self.info["shape"], "ranks": self.ranks})
 
     # Cuts.
 

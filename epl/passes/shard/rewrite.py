@@ -17,7 +17,7 @@ from epl.passes.shard.build import LANE_SHAPES, RESHARD, LaneBuilder, reshard
 from epl.passes.shard.lower import lower
 from epl.planner.plan import Task
 from epl.planner.sharding.graph import OWN_PREFIX, Sharding, plan_sharding, sum_name
-from epl.planner.sharding.spec import Group, R, Spec
+from epl.planner.sharding.spec import F, Group, R, Spec
 from epl.planner.sharding.strategy import INVARIANT, SAME, L, Lane
 
 
@@ -30,7 +30,7 @@ class Shard(Pass):
         if task.plan.lanes == 1:
             return program
         group = Group.of(task.plan.lanes)
-        sharding = plan_sharding(program, task.plan.split, group, task.parallel, program.held or {})
+        sharding = plan_sharding(program, task.plan, task.parallel, program.held or {})
         return _Rewriter(program, task, group, sharding).run()
 
 
@@ -62,8 +62,9 @@ class _Rewriter:
         order = {name: position for position, name in enumerate(program.nodes)}
         nodes = dict(sorted(self._nodes.items(), key=lambda item: order.get(item[0], len(order))))
         gradients = {self._gradients.get(ref, ref): tag for ref, tag in self._facts.gradients.items()}
+        first = frozenset(name for name, way in self._sharding.strategies.items() if F in way.outputs)
         facts = dataclasses.replace(
-            self._facts, gradients=gradients, batch=frozenset(self._batch), summed=frozenset(self._summed), once=self._once()
+            self._facts, gradients=gradients, batch=frozenset(self._batch), summed=frozenset(self._summed), once=self._once(), first=first
         )
         return program.replace(nodes=nodes, fetches=fetches, facts=facts, groups=self._groups())
 
@@ -142,7 +143,8 @@ class _Rewriter:
         have = way.outputs[0]
         if ref not in self._gradients:
             current = self._gradients[ref] = self._form(ref, ref, way.inputs[0])
-            if way.inputs[0] == have and self._lane(ref).kind != INVARIANT:
+            alike = self._lane(ref).kind == INVARIANT
+            if way.inputs[0] == have and (not alike or self._task.plan.copies > 1 and self._facts.gradients[ref].component == "dense"):
                 self._summed[current] = None
         current = self._gradients[ref]
         if form == have:
@@ -174,7 +176,7 @@ class _Rewriter:
 
     def _fetched(self, number: int, ref: Ref) -> Ref:
         form = self._sharding.strategies["epl_fetch/%d" % number].inputs[0]
-        if self._task.parallel and ref in self._facts.gradients and (sum_name(ref), 0) in self._sharding.lanes:
+        if self._task.parallel and ref in self._facts.gradients:
             return self._sum(ref, form)
         return self._form(ref, ref, form)
 

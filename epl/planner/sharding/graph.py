@@ -1,17 +1,19 @@
 """From a program to what the search needs, and what it found."""
 
 import dataclasses
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.errors import ProgramError
 from epl.ir import op_table
 from epl.ir.program import APPLY, FORWARD, LOOP_BACK, Node, Program, Ref
 from epl.planner.op_costs import TensorSpec, op_flops, plain_attrs
+from epl.planner.plan import Plan
 from epl.planner.sharding import rules as _rules
 from epl.planner.sharding.op import Op, Sayings, Tensor, sayings
 from epl.planner.sharding.solve import Item, Machine, is_handle, size_of, solve
-from epl.planner.sharding.spec import Group, R, S, Spec
+from epl.planner.sharding.spec import F, Group, R, S, Spec
 from epl.planner.sharding.strategy import BATCH, INVARIANT, OWN, SAME, Analysis, L, Lane, Strategy, analyse, moved_bytes
 
 assert _rules
@@ -59,8 +61,7 @@ def sum_name(ref: Ref) -> str:
 
 def plan_sharding(
     program: Program,
-    split: Iterable[int],
-    group: Group,
+    plan: Plan,
     parallel: bool,
     held: Optional[Mapping[str, Spec]] = None,
     machine: Optional[Machine] = None,
@@ -69,13 +70,13 @@ def plan_sharding(
     """Choose how a classified program is computed by a group of devices.
 
     Args:
-      split: the taskgraphs that are divided.
-      parallel: each lane has inputs and random numbers of its own; else only its feeds are.
+      parallel: random numbers differ between lanes that have inputs of their own.
       held: how the variables are divided, once that is decided; those that are not named are whole.
       decided: forms of some variables, while others are still to be decided.
     """
     machine = machine or Machine()
-    return chosen(Items(program, frozenset(split), group, parallel, held, machine, decided or {}).items, group, machine)
+    group = Group.of(plan.lanes)
+    return chosen(Items(program, plan, group, parallel, held, machine, decided or {}).items, group, machine)
 
 
 def chosen(items: List[Item], group: Group, machine: Machine) -> Sharding:
@@ -94,7 +95,7 @@ class Items:
     def __init__(
         self,
         program: Program,
-        split: FrozenSet[int],
+        plan: Plan,
         group: Group,
         parallel: bool,
         held: Optional[Mapping[str, Spec]],
@@ -104,7 +105,9 @@ class Items:
         self._decided = decided
         self._program = program
         self._group = group
-        self._split = split
+        self._plan = plan
+        self._split = frozenset(plan.split)
+        self._copies = plan.copies > 1
         self._parallel = parallel
         self._held = held
         self._unknown = machine.unknown
@@ -148,9 +151,27 @@ class Items:
 
     def _source(self, node: Node) -> str:
         """Its name, if each lane has its own of what a node gives."""
+        return "" if self._copies or not self._is_input(node) else node.name
+
+    def _is_input(self, node: Node) -> bool:
         if node.name in self._fed or self._parallel and node.op == "Placeholder" and not self._program.feeds:
-            return node.name
-        return node.name if self._parallel and op_table.is_source(self._program, node) else ""
+            return True
+        if self._parallel:
+            return op_table.is_source(self._program, node)
+        return self._plan.is_shared and op_table.draws(self._program, node)
+
+    def _first_alone(self, node: Node) -> bool:
+        """Whether the first lane draws for all: what they would not find alike by themselves."""
+        if not self._copies or not self._is_input(node) or node.op in op_table.STEP_STATE or node.op in op_table.GENERATORS:
+            return False
+        if node.op in op_table.RANDOM and (node.int_attr("seed") or node.int_attr("seed2")):
+            return False
+        if node.name in self._program.facts.frames or self._program.facts.endings.in_branch(node.name):
+            raise ProgramError(
+                "Node '%s' (%s) of taskgraph %s draws in a loop or conditional, where the devices that compute one batch together can't be "
+                "given what one of them has drawn. Draw before it, or give a random op a seed" % (node.name, node.op, node.taskgraph)
+            )
+        return True
 
     def _add(self, node: Node) -> None:
         facts = self._program.facts
@@ -173,6 +194,8 @@ class Items:
         flops = op_flops(node.op, op.attrs, self._known(op.inputs, lanes), self._known(op.outputs, analysis.lanes)) or 0
         work = flops + sum(size_of(t, lane, self._unknown) for t, lane in zip(op.outputs, analysis.lanes)) / 4
         item = Item(node.name, op, inputs, analysis, lanes, self._is_free(node), work)
+        if self._first_alone(node):
+            item = item._replace(ways=(Strategy((R,) * len(op.inputs), (F,) * len(op.outputs)),))
         if node.op in op_table.VARIABLES:
             # What is in a scope is divided because the user says so; a bias goes with what is cheaper.
             item = item._replace(is_variable=True, fixed=self._fixed(node), divide=node.taskgraph in self._split and op.outputs[0].rank > 1)
@@ -221,9 +244,11 @@ class Items:
         return None if node.taskgraph is None or node.taskgraph in self._split else R
 
     def _read(self, node: Node, ref: Ref) -> Ref:
-        """What an update reads of a gradient is the sum over all lanes."""
-        facts = self._program.facts
-        if node.phase != APPLY or ref not in facts.gradients or not self._parallel:
+        return self._summed(ref) if node.phase == APPLY else ref
+
+    def _summed(self, ref: Ref) -> Ref:
+        """What an update or a fetch sees of a gradient is the sum over all lanes."""
+        if ref not in self._program.facts.gradients or not self._parallel:
             return ref
         name = sum_name(ref)
         if (name, 0) not in self._lanes:
@@ -237,10 +262,14 @@ class Items:
         """The sum of a gradient over all lanes and micro-batches: with those of all groups, or in this group beforehand."""
         alone = Strategy((R if lane.kind == INVARIANT else L,), (R,), "", 0.0, (2.0,) if lane.kind != INVARIANT else ())
         tag = self._program.facts.gradients[ref]
+        if self._copies and tag.component == "dense":
+            return tuple(Strategy((form,), (form,), "", 0.0) for form in self._parts(tensor))
         if lane != OWN or tag.component != "dense" or tag.record not in self._program.facts.seeds and not self._even():
             return (alone,)
-        forms = [R] + [S(d) for d in range(tensor.rank) if (tensor.dim(d) or 0) >= self._group.size]
-        return (alone,) + tuple(Strategy((form,), (form,), "", 0.0) for form in forms)
+        return (alone,) + tuple(Strategy((form,), (form,), "", 0.0) for form in self._parts(tensor))
+
+    def _parts(self, tensor: Tensor) -> List[Spec]:
+        return [R] + [S(d) for d in range(tensor.rank) if (tensor.dim(d) or 0) >= self._group.size]
 
     def _even(self) -> bool:
         """Whether all lanes' gradients weigh the same."""
@@ -248,7 +277,8 @@ class Items:
 
     def _add_fetch(self, number: int, ref: Ref) -> None:
         """What a fetch returns is each lane's own, and the whole of what is the same."""
-        lane, tensor = self._lanes[ref], self._tensor(ref)
+        tensor, ref = self._tensor(ref), self._summed(ref)
+        lane = self._lanes[ref]
         way = Strategy((R if lane.kind == INVARIANT else L,), (), "", 0.0)
         self.items.append(Item("epl_fetch/%d" % number, Op("EplFetch", (tensor,), ()), (ref,), Analysis(Sayings(), (), None), (lane,), ways=(way,)))
 

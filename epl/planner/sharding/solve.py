@@ -18,7 +18,7 @@ from epl.errors import ProgramError
 from epl.ir.program import Ref
 from epl.planner.sharding.op import Op, Tensor
 from epl.planner.sharding.rules.shapes import blocks
-from epl.planner.sharding.spec import Group, R, Spec
+from epl.planner.sharding.spec import F, Group, R, Spec
 from epl.planner.sharding.strategy import BATCH, SAME, Analysis, Lane, Strategy, moved_bytes, strategies
 
 _BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
@@ -257,7 +257,7 @@ class _Search:
         handle = is_handle(tensor)
         if len(made) == 1 and wanted == set(made):
             return
-        forms = sorted(wanted | ({R} if not handle and lane.kind == BATCH else set()))
+        forms = sorted(wanted | ({R} if not handle and (lane.kind == BATCH or F in made) else set()))
         needed = {form: self._variable() for form in forms}
         for reader, position in readers:
             asks: Dict[Spec, List[int]] = {}
@@ -372,6 +372,8 @@ class _Search:
             tensor, lane = self._tensors[ref]
             size = size_of(tensor, lane, self._machine.unknown)
             have = [found[ref[0]].outputs[ref[1]]]
+            if have == [F] and set(forms) != {F}:
+                forms = {R: None, **forms}  # what is sent to all, each can take its part of
             for form in sorted(forms, key=lambda f: (f != R, f)):
                 if form in have:
                     continue

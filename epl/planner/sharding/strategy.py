@@ -16,7 +16,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from epl.ir.program import Ref
 from epl.planner.sharding.op import Axis, Op, Sayings, Special, Tensor, sayings
-from epl.planner.sharding.spec import Group, P, R, S, Spec, canonical
+from epl.planner.sharding.spec import F, Group, P, R, S, Spec, canonical
 
 L = Spec("L")
 """Each device has the tensor of its own lane."""
@@ -271,6 +271,8 @@ def moved_bytes(lane: Lane, size: float, source: Spec, target: Spec, group: Grou
     k = group.size
     if source == target or k == 1:
         return 0.0
+    if F in (source, target):
+        return size if target == R else None
     total = size * k if lane.kind == BATCH else size
     if target == L and lane.kind == BATCH and lane.unit == 0:
         return None  # nobody knows how many of the rows are whose
