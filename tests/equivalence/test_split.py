@@ -262,3 +262,52 @@ def test_no_process_holds_a_whole_variable(outcome):
     for rank in outcome.ranks:
         assert [name for name, _ in rank] == ["head/kernel", "head/kernel/Adam", "head/kernel/Adam_1"]
         assert all(np.prod(shape) <= 6 * 1001 / 2 + 6 for _, shape in rank), rank
+
+
+def files(run, sharded=False):
+    """What the programs that save and restore do with a variable in two parts, of which one is divided further; and what is in the file."""
+    from epl.runtime.adapters.sessions import rank_session
+
+    path = run.path("model.ckpt")
+    with run.program():
+        x = tf.placeholder(tf.float32, [None, 6])
+        with run.split():
+            parts = tf.get_variable("parts", [6, 10], partitioner=tf.fixed_size_partitioner(2), initializer=tf.random_normal_initializer(seed=4))
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, tf.concat(list(parts), 0)) - 1.0))
+        whole = tf.get_variable("whole", [3], initializer=tf.ones_initializer())
+        train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss + tf.reduce_sum(whole * whole))
+        saver = tf.train.Saver(sharded=sharded)
+        with run.session() as session:
+            run.step(session, train, {x: np.random.RandomState(1).randn(ROWS, 6).astype(np.float32)})
+            saved = saver.save(session, path)
+            wanted = variables(session)
+        with tf.Session() as session:
+            saver.restore(session, saved)
+            again = variables(session)
+            programs = [] if run.plain else [list(p.nodes.values()) for p in rank_session(session).programs()]
+    values = {name: tf.train.load_variable(saved, name) for name, _ in tf.train.list_variables(saved)}
+    restoring = next((nodes for nodes in programs if any(n.op == "RestoreV2" for n in nodes)), [])
+    slices = [v.decode() for n in restoring if n.op == "Const" and "slices" in n.name for v in tf.make_ndarray(n.attr("value").tensor)]
+    return {"wanted": wanted, "again": again, "values": values, "slices": slices, "ops": sorted({n.op for n in restoring if "Horovod" in n.op})}
+
+
+def judge_files(outcome):
+    for rank in outcome.ranks:
+        for found in (rank["wanted"], rank["again"]):
+            for name, value in outcome.plain["wanted"].items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert sorted(rank["values"]) == sorted(outcome.plain["values"])
+        for name, value in outcome.plain["values"].items():
+            np.testing.assert_allclose(rank["values"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert not rank["ops"]  # each reads what it holds
+        assert any("10" in text.split() and "-" not in text for text in rank["slices"]), rank["slices"]
+
+
+@cases(files, "2x1-p2", "1x3-p3", compare=True)
+def test_lanes_save_and_restore_their_slices(outcome):
+    judge_files(outcome)
+
+
+@cases(files, "2x1-a2", sharded=True, compare=True)
+def test_lanes_save_slices_of_a_sharded_checkpoint(outcome):
+    judge_files(outcome)

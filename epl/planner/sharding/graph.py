@@ -12,6 +12,7 @@ from epl.planner.op_costs import TensorSpec, op_flops, plain_attrs
 from epl.planner.plan import Plan
 from epl.planner.sharding import rules as _rules
 from epl.planner.sharding.op import Op, Sayings, Tensor, sayings
+from epl.planner.sharding.prescribed import ASSIGNS, prescribed
 from epl.planner.sharding.solve import Item, Machine, is_handle, size_of, solve
 from epl.planner.sharding.spec import F, Group, R, S, Spec
 from epl.planner.sharding.strategy import BATCH, INVARIANT, OWN, SAME, Analysis, L, Lane, Strategy, analyse, moved_bytes
@@ -124,8 +125,16 @@ class Items:
 
     def _assigned_shapes(self) -> Dict[Ref, Tensor]:
         """What is assigned to variables, restored values for instance, has their shapes."""
-        nodes = [n for n in self._program.nodes.values() if n.op in ("Assign", "AssignVariableOp")]
-        return {n.inputs[1]: self._tensor(n.inputs[0]) for n in nodes if self._program.shape_of(n.inputs[1]) is None}
+        found: Dict[Ref, Tensor] = {}
+        for node in self._program.nodes.values():
+            if node.op in ASSIGNS:
+                ref = node.inputs[1]
+                while self._program.shape_of(ref) is None and ref not in found:
+                    found[ref] = self._tensor(node.inputs[0])
+                    if self._program.nodes[ref[0]].op != "Identity":
+                        break
+                    ref = self._program.nodes[ref[0]].inputs[0]
+        return found
 
     def _apart_frames(self) -> FrozenSet[str]:
         """The while loops in which something differs between lanes."""
@@ -194,7 +203,10 @@ class Items:
         flops = op_flops(node.op, op.attrs, self._known(op.inputs, lanes), self._known(op.outputs, analysis.lanes)) or 0
         work = flops + sum(size_of(t, lane, self._unknown) for t, lane in zip(op.outputs, analysis.lanes)) / 4
         item = Item(node.name, op, inputs, analysis, lanes, self._is_free(node), work)
-        if self._first_alone(node):
+        way = prescribed(self._program, node, op, self._held)
+        if way is not None:
+            item = item._replace(ways=(way,))
+        elif self._first_alone(node):
             item = item._replace(ways=(Strategy((R,) * len(op.inputs), (F,) * len(op.outputs)),))
         if node.op in op_table.VARIABLES:
             # What is in a scope is divided because the user says so; a bias goes with what is cheaper.
@@ -230,7 +242,10 @@ class Items:
         facts = self._program.facts
         if node.name in facts.frames or facts.endings.in_branch(node.name) or node.name in facts.outputs:
             return False
-        return node.phase != FORWARD or node.taskgraph in self._split or node.op in op_table.VARIABLES or self._of_divided(node)
+        if node.phase != FORWARD or node.taskgraph in self._split or node.op in op_table.VARIABLES:
+            return True
+        # Where all is split, what belongs to no taskgraph may be, too.
+        return node.taskgraph is None and self._copies or self._of_divided(node)
 
     def _of_divided(self, node: Node) -> bool:
         """Initialisation, reading and saving belong to no taskgraph."""
