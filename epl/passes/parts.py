@@ -17,7 +17,6 @@ from epl.passes.base import Pass
 from epl.planner.plan import Task
 from epl.planner.sharding.prescribed import LANE, TERM, WHOLE, held_form, variable_behind
 from epl.planner.sharding.slices import lane_slices
-from epl.planner.sharding.spec import Group
 
 DT_STRING = 7
 _FOLDER = "_temp_epl/part-%05d-of-%05d"
@@ -152,7 +151,7 @@ def _by_lane(program: Program, save: Node, task: Task) -> List[_Part]:
     for position, given in zip(divided, _chosen(program, save, 2, divided)):
         variable, form = variable_behind(program, save.inputs[3 + position]), forms[position]
         assert form is not None
-        texts.append(lane_slices(program, variable, form, given.decode(), Group.of(task.plan.lanes)))
+        texts.append(lane_slices(program, variable, form, given.decode(), task.plan.group))
     for lane in range(task.plan.lanes if divided else 0):
         parts.append(_Part(save, divided, [text[lane].encode() for text in texts], lane=lane))
     return parts

@@ -12,7 +12,6 @@ from epl.passes.communicate import Communicate
 from epl.passes.effects import assign_variable, read_variable, variable_dtype
 from epl.passes.instances import instance_name
 from epl.planner.plan import Task
-from epl.planner.sharding.spec import Group
 
 
 def _taskgraph(whole: Program, variable: str) -> Optional[int]:
@@ -78,7 +77,7 @@ def _copies_of(whole: Program, source: Node, task: Task) -> List[_Copies]:
         taskgraph = _taskgraph(whole, source.name)
         return [_Copies("", task.holding(taskgraph), task.home(taskgraph), task.group(taskgraph), task.first_holder(taskgraph), dims, taskgraph)]
     found = []
-    lengths = Group.of(task.plan.lanes).lengths(dims[form.dim], form.unit)
+    lengths = task.plan.group.lengths(dims[form.dim], form.unit)
     for lane, length in enumerate(lengths):
         # Each lane has a part of its own, and meets the same lane of the other groups.
         replicas = [r for r in range(task.local_replicas) if task.lane(r) == lane]

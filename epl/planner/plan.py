@@ -5,6 +5,8 @@ import hashlib
 import json
 from typing import Any, Dict, List, Optional, Tuple
 
+from epl.planner.sharding.spec import Group
+
 WHOLE, FIRST, MIDDLE, LAST = "whole", "first", "middle", "last"
 """Parts of a training step: all of it in one run, or one of several consecutive runs."""
 
@@ -58,6 +60,7 @@ class Plan:
       split: the taskgraphs of `split` scopes.
       copies: lanes of a group that compute the same batch, which the first of them draws and is
         fed: 1 when each lane has batches of its own, else all lanes.
+      shares: how much of what is divided each lane gets, as weights; empty for equal parts.
     """
 
     ranks: int = 1
@@ -78,6 +81,7 @@ class Plan:
     lanes: int = 1
     split: Tuple[int, ...] = ()
     copies: int = 1
+    shares: Tuple[int, ...] = ()
 
     _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -85,6 +89,11 @@ class Plan:
     def replicas(self) -> int:
         """Replicas of the model in the whole job; each lane of a group counts as one."""
         return len(self.places) or self.ranks * self.devices_per_rank
+
+    @property
+    def group(self) -> Group:
+        """The lanes with their shares."""
+        return Group(self.shares) if self.shares else Group.of(self.lanes)
 
     @property
     def streams(self) -> int:
@@ -134,11 +143,12 @@ class Plan:
 
     def to_json(self) -> Dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
-        return dict(fields, places=[list(row) for row in self.places], split=list(self.split))
+        return dict(fields, places=[list(row) for row in self.places], split=list(self.split), shares=list(self.shares))
 
     @classmethod
     def from_json(cls, data: Dict[str, Any]) -> "Plan":
-        return cls(**dict(data, places=tuple(tuple(row) for row in data.get("places", ())), split=tuple(data.get("split", ()))))
+        lists = {name: tuple(data.get(name, ())) for name in ("split", "shares")}
+        return cls(**dict(data, places=tuple(tuple(row) for row in data.get("places", ())), **lists))
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]

@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Tuple
 
 from epl.cluster.devices import worker_of
 from epl.env import Env
-from epl.errors import ProgramError
+from epl.errors import ConfigError, ProgramError
 from epl.planner.plan import WHOLE, Plan, Task
 from epl.planner.schedules import make_schedule
 
@@ -59,6 +59,7 @@ def make_plan(graph: Any) -> Plan:
         lanes=lanes,
         split=tuple(t.index for t in taskgraphs if t.is_split) if lanes > 1 else (),
         copies=copies,
+        shares=_shares(config.cluster.split_shares, lanes),
     )
 
 
@@ -91,6 +92,18 @@ def _lanes(taskgraphs: List[Any], config: Any, cluster: Any) -> Tuple[int, int]:
             "batches of its own, or 1, where the %d devices compute one batch together" % (lanes, sorted(replicated), lanes, lanes)
         )
     return lanes, 1 if replicated == {lanes} else lanes
+
+
+def _shares(text: str, lanes: int) -> Tuple[int, ...]:
+    """The weights of the lanes; none for equal parts. Raises ConfigError for another number of them."""
+    if not text or lanes == 1:
+        return ()
+    shares = tuple(map(int, text.split(",")))
+    if len(shares) != lanes:
+        raise ConfigError(
+            "cluster.split_shares is %r, %d weights, but taskgraphs are split over %d devices. Give one weight a device" % (text, len(shares), lanes)
+        )
+    return shares if len(set(shares)) > 1 else ()
 
 
 def _rows(taskgraphs: List[Any]) -> Tuple[Tuple[int, ...], ...]:

@@ -48,9 +48,9 @@ def judge(outcome):
             np.testing.assert_allclose(rank[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def classifier(run, classes, how="adam", clip=0.0):
+def classifier(run, classes, how="adam", clip=0.0, shares=""):
     """Features in data parallelism, and a softmax over many classes that is split."""
-    with run.program():
+    with run.program({"cluster.split_shares": shares}):
         x, y = tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.int64, [None])
         h = tf.nn.relu(dense(x, 8, "features"))
         with run.split():
@@ -84,9 +84,9 @@ def test_classifier_with_very_many_classes(outcome):
     judge(outcome)
 
 
-def block(run, how="adam"):
+def block(run, how="adam", shares=""):
     """A transformer block: attention of 12 heads and a feed-forward layer of two matrices, with layer norms and a residual path."""
-    with run.program():
+    with run.program({"cluster.split_shares": shares}):
         x = tf.placeholder(tf.float32, [None, 5, 24])
 
         def heads(h, name):
@@ -127,9 +127,9 @@ def test_transformer_block_with_momentum(outcome):
     judge(outcome)
 
 
-def language_model(run, how="adam", vocabulary=37):
+def language_model(run, how="adam", vocabulary=37, shares=""):
     """An embedding whose table is also the output layer."""
-    with run.program():
+    with run.program({"cluster.split_shares": shares}):
         tokens = tf.placeholder(tf.int64, [None, 4])
         with run.split():
             table = tf.get_variable("table", [vocabulary, 8], initializer=tf.random_normal_initializer(stddev=0.3, seed=2))
@@ -153,6 +153,27 @@ def test_tied_embedding_in_more_layouts(outcome):
 
 @cases(language_model, "2x1-p2", how="adagrad", compare=True)
 def test_tied_embedding_with_sparse_slots(outcome):
+    judge(outcome)
+
+
+@cases(classifier, "2x1-p2", classes=103, how="momentum", shares="3,1", compare=True)
+def test_classifier_over_unequal_devices(outcome):
+    judge(outcome)
+
+
+@cases(block, "1x3-p3", how="momentum", shares="1,4,2", compare=True)
+def test_transformer_block_over_unequal_devices(outcome):
+    judge(outcome)
+
+
+@cases(language_model, "1x3-p3", how="momentum", shares="2,1,5", compare=True)
+def test_tied_embedding_over_unequal_devices(outcome):
+    judge(outcome)
+
+
+@pytest.mark.slow
+@cases(classifier, "4x1-p2", "1x2-a2", classes=7, how="momentum", shares="9,1", compare=True)
+def test_a_device_that_gets_next_to_nothing(outcome):
     judge(outcome)
 
 

@@ -23,7 +23,7 @@ from epl.passes.cut import SHARE
 from epl.passes.rewire import rewire
 from epl.passes.shard.build import LANE, LANE_SHAPES, RESHARD
 from epl.planner.plan import Task
-from epl.planner.sharding.spec import F, Group, Spec
+from epl.planner.sharding.spec import F, Spec
 from epl.planner.sharding.strategy import BATCH, VARYING, Lane
 
 
@@ -80,7 +80,7 @@ class _Exchange:
         first = self.members[0]
         self.task = task
         self.info = first.info
-        self.group = Group.of(task.plan.lanes)
+        self.group = task.plan.group
         self.lane: Lane = first.info["lane"]
         self.dtype: int = first.info["dtype"]
         self.shape: Tuple[Optional[int], ...] = first.info["shape"]

@@ -29,7 +29,7 @@ class Shard(Pass):
     def run(self, program: Program, task: Task) -> Program:
         if task.plan.lanes == 1:
             return program
-        group = Group.of(task.plan.lanes)
+        group = task.plan.group
         sharding = plan_sharding(program, task.plan, task.parallel, program.held or {})
         return _Rewriter(program, task, group, sharding).run()
 

@@ -76,7 +76,7 @@ def plan_sharding(
       decided: forms of some variables, while others are still to be decided.
     """
     machine = machine or Machine()
-    group = Group.of(plan.lanes)
+    group = plan.group
     return chosen(Items(program, plan, group, parallel, held, machine, decided or {}).items, group, machine)
 
 
