@@ -52,8 +52,6 @@ class Checkpoint(Pass):
         """The chief writes; what belongs to a stage of the first replica or a lane of the first group, the process that holds it."""
         if LANE in node.info:
             return task.replica_id(node.replica) == node.info[LANE]
-        if task.plan.lanes > 1:
+        if task.spread and node.taskgraph is not None:
             return task.replica_id(node.replica) == 0
-        if not task.spread or node.taskgraph is None:
-            return task.chief
-        return task.replica_id(node.replica) == 0
+        return task.chief and (task.plan.lanes == 1 or task.replica_id(node.replica) == 0)

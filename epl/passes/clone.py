@@ -87,7 +87,8 @@ class Cloner:
         nodes.update(self.extra)
         if self.boundary is not None:
             targets.extend(self.boundary.close(nodes))
-            program = program.replace(groups=process_groups(program, self.task.plan, self.task.parallel))
+            groups = process_groups(program, self.task.plan, self.task.parallel)
+            program = program.replace(groups=tuple(dict.fromkeys(program.groups + groups)))
         return program.replace(nodes=nodes, targets=list(dict.fromkeys(targets)), fetches=fetches, feeds=feeds)
 
     def _effects(self) -> List[str]:

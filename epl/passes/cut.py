@@ -140,6 +140,10 @@ class Crossings:
         shape = self._program.shape_of(value.ref)
         if shape is None:
             return None
+        form = self._program.facts.forms.get(value.ref)
+        if form is not None:
+            length = self._task.plan.group.lengths(shape[form.dim] or 0, form.unit)[self._task.lane(value.replica)]
+            shape = shape[: form.dim] + (length,) + shape[form.dim + 1 :]
         if value.form == "gradient":
             # Rows of a sparse gradient are concatenated.
             rows = self._program.facts.gradients[value.ref].component in ("values", "indices")

@@ -48,7 +48,7 @@ def all_reduce(build: Builder, items: Sequence[Any], task: Task, factor: float, 
     """
     results: Dict[int, Ref] = {}
     plan, taskgraph = task.plan, items[0].taskgraph
-    among = {"taskgraph": taskgraph} if lane is None else {"taskgraph": taskgraph, "ranks": task.peers(lane)}
+    among = {"taskgraph": taskgraph} if lane is None else {"taskgraph": taskgraph, "ranks": plan.peers(lane, taskgraph)}
     place = ("taskgraph_%d_" % taskgraph if taskgraph is not None else "") + ("lane_%d_" % lane if lane is not None else "")
     # The gradients of a later call may wait for the update of an earlier one: they can't travel together.
     alike: Dict[Tuple[int, int], List[int]] = {}

@@ -203,9 +203,9 @@ class _Lowering:
         dtype = op_table.dtype_of(self.program, *node.inputs[0])
         batches, lanes = self.task.micro_batches, self.task.plan.lanes
         sums: Dict[int, List[Tuple[int, Ref]]] = {}
-        for replica in self._everywhere:
+        for place, replica in enumerate(self.task.holding(node.taskgraph)):
             build = self.build.at(self.task.device_of(replica, node.taskgraph))
-            parts = node.inputs[replica * batches : (replica + 1) * batches]
+            parts = node.inputs[place * batches : (place + 1) * batches]
             total = build.chain("%s/of_%d" % (node.name, replica), parts, dtype)
             sums.setdefault(self.task.lane(replica), []).append((replica, total))
         found = []
@@ -215,7 +215,7 @@ class _Lowering:
             name = "%s/lane_%d" % (node.name, lane)
             value = self.build.add_n(name, [total for _, total in totals], dtype)
             value = self._accumulated(name, value, dtype, None)
-            found.append(Dense(node.name, value, dtype, size, node.info["tag"].record, tuple(r for r, _ in totals), self._stage(node), lane))
+            found.append(Dense(node.name, value, dtype, size, node.info["tag"].record, tuple(r for r, _ in totals), node.taskgraph, lane))
         return found
 
     def _home(self, node: Node) -> Builder:
@@ -263,8 +263,8 @@ class _Lowering:
             items = [dense[i] for i in positions]
             factor = self.factor
             values: Sequence[Ref] = [item.value for item in items]
-            ranks = self.task.group(taskgraph) if lane is None else self.task.peers(lane)
-            self.build = self.build.at(self.task.home(taskgraph) if lane is None else self.task.devices[items[0].replicas[0]])
+            ranks = self.task.group(taskgraph) if lane is None else self.task.plan.peers(lane, taskgraph)
+            self.build = self.build.at(self.task.home(taskgraph) if lane is None else self.task.device_of(items[0].replicas[0], taskgraph))
             if len(ranks) > 1 and self.task.part in (WHOLE, LAST):
                 values, factor = all_reduce(self.build, items, self.task, factor, self.gate, lane), 1.0
             for position, item, value in zip(positions, items, values):

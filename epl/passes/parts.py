@@ -42,7 +42,7 @@ class Parts(Pass):
         if merge is not None:
             saves = [n for n in program.nodes.values() if n.op == "SaveV2"]
         for group in [saves] if merge is not None else [[save] for save in saves]:
-            parts = [part for save in group for part in (_by_taskgraph(program, save) if task.spread else _by_lane(program, save, task))]
+            parts = [part for save in group for part in _parts_of(program, save, task)]
             _divide(program, nodes, group, merge, parts)
         shape_of = program.shape_of
         return program.replace(nodes=nodes, shape_of=lambda ref: () if ref[0] not in program.nodes else shape_of(ref))
@@ -69,7 +69,7 @@ def _divide(program: Program, nodes: Dict[str, Node], saves: List[Node], merge: 
     prefixes: List[Ref] = []
     done: List[Ref] = []
     waits: List[str] = []
-    of_lanes: List[str] = []
+    of_lanes: Dict[Optional[int], List[str]] = {}
     for number, part in enumerate(parts):
         save, positions = part.save, part.positions
         base = "%s/epl_part_%d" % (save.name, number)
@@ -83,7 +83,7 @@ def _divide(program: Program, nodes: Dict[str, Node], saves: List[Node], merge: 
         info = None if part.lane is None else {LANE: part.lane}
         build.op("SaveV2", base, [prefix, names, slices] + tensors, save.controls, info, dtypes=A.of_types(dtypes))
         if part.lane is not None:
-            of_lanes.append(base)
+            of_lanes.setdefault(part.taskgraph, []).append(base)
         elif part.taskgraph is None:
             waits.append(base)
         else:
@@ -92,8 +92,9 @@ def _divide(program: Program, nodes: Dict[str, Node], saves: List[Node], merge: 
         everywhere = _Stage(nodes, None)
         path = everywhere.const(base + "/merged_folder", _FOLDER % (number, len(parts)), DT_STRING)
         prefixes.append(everywhere.op("StringJoin", base + "/merged_prefix", [destination, path], N=A.of_int(2), separator=A.of_str("")))
-    if of_lanes:
-        done.append(_done(_Stage(nodes, None), saves[0].name + "/epl_lanes_done", of_lanes, {TERM: True}))
+    for taskgraph, written in of_lanes.items():
+        label = "" if taskgraph is None else "_of_%d" % taskgraph
+        done.append(_done(_Stage(nodes, taskgraph), "%s/epl_lanes_done%s" % (saves[0].name, label), written, {TERM: True}))
     build = _Stage(nodes, None)
     if done:
         name = build.add_n(saves[0].name + "/epl_done", done, DT_FLOAT)[0]
@@ -132,28 +133,24 @@ class _Stage(Builder):
         return super().add_n(name, parts, dtype)
 
 
-def _by_taskgraph(program: Program, save: Node) -> List[_Part]:
-    """The saved tensors by taskgraph; what is everywhere comes under None."""
+def _parts_of(program: Program, save: Node, task: Task) -> List[_Part]:
+    """The saved tensors by taskgraph, what is everywhere under None; of each what all lanes have as a whole, and the slices of each lane."""
     found: Dict[Optional[int], List[int]] = {}
     for position, (source, _) in enumerate(save.inputs[3:]):
-        found.setdefault(program.taskgraph_of(source), []).append(position)
-    order = sorted(found, key=lambda t: -1 if t is None else t)
-    return [_Part(save, found[t], _chosen(program, save, 2, found[t]), taskgraph=t) for t in order]
-
-
-def _by_lane(program: Program, save: Node, task: Task) -> List[_Part]:
-    """What all lanes have as a whole, and the slices of each lane."""
-    forms = {position: held_form(program, ref, program.held) for position, ref in enumerate(save.inputs[3:])}
-    whole = [position for position, form in forms.items() if form is None]
-    divided = [position for position, form in forms.items() if form is not None]
-    parts = [_Part(save, whole, _chosen(program, save, 2, whole))] if whole else []
-    texts = []
-    for position, given in zip(divided, _chosen(program, save, 2, divided)):
-        variable, form = variable_behind(program, save.inputs[3 + position]), forms[position]
-        assert form is not None
-        texts.append(lane_slices(program, variable, form, given.decode(), task.plan.group))
-    for lane in range(task.plan.lanes if divided else 0):
-        parts.append(_Part(save, divided, [text[lane].encode() for text in texts], lane=lane))
+        found.setdefault(program.taskgraph_of(source) if task.spread else None, []).append(position)
+    parts: List[_Part] = []
+    for taskgraph in sorted(found, key=lambda t: -1 if t is None else t):
+        forms = {position: held_form(program, save.inputs[3 + position], program.held) for position in found[taskgraph]}
+        whole = [position for position, form in forms.items() if form is None]
+        if whole:
+            parts.append(_Part(save, whole, _chosen(program, save, 2, whole), taskgraph))
+        divided = {position: form for position, form in forms.items() if form is not None}
+        texts = []
+        for (position, form), given in zip(divided.items(), _chosen(program, save, 2, list(divided))):
+            variable = variable_behind(program, save.inputs[3 + position])
+            texts.append(lane_slices(program, variable, form, given.decode(), task.plan.group))
+        for lane in range(task.plan.lanes if divided else 0):
+            parts.append(_Part(save, list(divided), [text[lane].encode() for text in texts], taskgraph, lane))
     return parts
 
 

@@ -51,8 +51,8 @@ class Plan:
       fp16, fp16_scale: compressed all-reduce.
       apply_groups: groups in which the optimizer updates the variables, one after the other.
       schedule: name of the pipeline schedule.
-      places: for each replica, by taskgraph, the process that holds that stage; empty when
-        every replica lies within one process.
+      places: for each replica (each lane of each group), by taskgraph, the process that holds that
+        stage; empty when every replica lies within one process.
       pipeline_devices: devices of one replica when some hold several stages; 0 when each
         stage has its own.
       lanes: devices of a group that hold the taskgraphs of `split` scopes together; each of
@@ -103,6 +103,22 @@ class Plan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_index", _Index(self.places))
 
+    def process(self, replica: int, taskgraph: Optional[int]) -> int:
+        """The process that holds a taskgraph of a replica; of what belongs to none, and is in all of its processes, the first."""
+        return self.places[replica][taskgraph or 0] if self.places else replica // self.devices_per_rank
+
+    def lane_processes(self, group: int, taskgraph: Optional[int]) -> List[int]:
+        """The process of each lane of a group that holds a taskgraph."""
+        return [self.process(group * self.lanes + lane, taskgraph) for lane in range(self.lanes)]
+
+    def peers(self, lane: int, taskgraph: Optional[int]) -> Tuple[int, ...]:
+        """The processes that hold a taskgraph of one lane of any group."""
+        return tuple(sorted({self.process(first + lane, taskgraph) for first in range(0, self.replicas, self.lanes)}))
+
+    def lane_groups(self, taskgraph: Optional[int]) -> List[Tuple[int, ...]]:
+        """The processes that hold a taskgraph of each group of lanes."""
+        return [tuple(sorted(set(self.lane_processes(group, taskgraph)))) for group in range(self.replicas // self.lanes)]
+
     def members(self, replica: int) -> Tuple[int, ...]:
         """The processes that hold stages of a replica."""
         return self._index.members[replica]
@@ -118,8 +134,9 @@ class Plan:
         return self._index.first[rank]
 
     def is_seen(self, replica: int) -> bool:
-        """Whether some process sees the values of a replica."""
-        return replica in self._index.seen
+        """Whether some process sees the values of a replica, or of another lane of its group."""
+        first = replica - replica % self.lanes
+        return not self._index.seen.isdisjoint(range(first, first + self.lanes))
 
     def held(self, rank: int) -> Tuple[int, ...]:
         """The replicas of which a process holds a part: first the one whose values it sees, then those that others see."""
@@ -211,15 +228,9 @@ class Task:
         """The group that a local replica is a lane of."""
         return self.replica_id(replica) // self.plan.lanes
 
-    def peers(self, lane: int) -> Tuple[int, ...]:
-        """The processes that have this place in any group."""
-        firsts = range(0, self.plan.replicas, self.plan.lanes)
-        return tuple(sorted({(first + lane) // self.plan.devices_per_rank for first in firsts}))
-
-    def lane_processes(self, replica: int) -> List[int]:
-        """The process of each lane of a local replica's group."""
-        first = self.group_of(replica) * self.plan.lanes
-        return [(first + lane) // self.plan.devices_per_rank for lane in range(self.plan.lanes)]
+    def lanes_here(self, taskgraph: Optional[int], lane: int) -> List[int]:
+        """The local replicas that are one lane of their groups and of which this process holds a taskgraph."""
+        return [replica for replica in self.holding(taskgraph) if self.lane(replica) == lane]
 
     def replica_id(self, replica: int) -> int:
         """Number in the job of a local replica."""

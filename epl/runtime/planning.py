@@ -74,16 +74,11 @@ def _lanes(taskgraphs: List[Any], config: Any, cluster: Any) -> Tuple[int, int]:
     counts = {t.virtual_device.num_devices(0) for t in divided}
     if not divided or counts == {1} or total == 1:
         return 1, 1
-    first, lanes = divided[0], max(counts)
-    if len(counts) > 1 or total % lanes:
+    lanes = max(counts)
+    if len(counts) > 1 or config.cluster.colocate_split_and_replicate and total % lanes:
         raise ProgramError(
             "Taskgraphs are split over %s devices of %d: expected one number for all of them that divides the devices of the job. "
             "Give all epl.split scopes the same device_count" % (sorted(counts), total)
-        )
-    if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate:
-        raise ProgramError(
-            "Taskgraph %d (%r) is split over %d devices of its own; this version shares devices between all taskgraphs of a model that has "
-            "split ones. Set cluster.colocate_split_and_replicate" % (first.index, first.strategy, lanes)
         )
     replicated = {t.virtual_device.num_devices(0) for t in whole}
     if len(replicated) > 1 or not replicated <= {1, lanes}:
@@ -107,15 +102,26 @@ def _shares(text: str, lanes: int) -> Tuple[int, ...]:
 
 
 def _rows(taskgraphs: List[Any]) -> Tuple[Tuple[int, ...], ...]:
-    """The worker of each stage of each replica."""
-    replicas = range(taskgraphs[0].virtual_device.num_replicas)
-    return tuple(tuple(worker_of(t.virtual_device.get_device(replica, 0)) for t in taskgraphs) for replica in replicas)
+    """The worker of each stage of each replica, and of each of its devices where stages have several."""
+    return tuple(tuple(worker_of(device) for device in row) for row in _device_rows(taskgraphs))
+
+
+def _device_rows(taskgraphs: List[Any]) -> List[List[str]]:
+    """The device of each stage of each replica; where stages have several, those of the same place belong together."""
+    devices = [t.virtual_device for t in taskgraphs]
+    width = max(device.num_devices(0) for device in devices)
+    places = [(replica, place) for replica in range(devices[0].num_replicas) for place in range(width)]
+    return [[device.get_device(replica, place if device.num_devices(replica) > 1 else 0) for device in devices] for replica, place in places]
 
 
 def _refuse_unsupported(taskgraphs: List[Any], config: Any) -> None:
     several = len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate and not any(t.is_split for t in taskgraphs)
-    if several and any((t.device_count or 1) > 1 for t in taskgraphs):
-        raise ProgramError("Stages with device_count > 1 are not run by this version; give each stage of the pipeline one device")
+    counts = {t.device_count or 1 for t in taskgraphs}
+    if several and len(counts) > 1:
+        raise ProgramError(
+            "The stages of the pipeline have %s devices: between stages of different numbers of devices a batch would have to be divided anew, "
+            "which this version does not do. Give all stages the same device_count" % sorted(counts)
+        )
 
 
 def make_task(graph: Any, plan: Plan, part: str = WHOLE) -> Task:
@@ -129,18 +135,15 @@ def make_task(graph: Any, plan: Plan, part: str = WHOLE) -> Task:
     held = plan.held(rank)
     if not held:
         raise ProgramError("Rank %d holds no stage of any replica; start fewer processes" % rank)
-    rows = tuple(
-        tuple(names[t.virtual_device.get_device(g, 0)] if holder == rank else "" for t, holder in zip(graph.taskgraphs, plan.places[g]))
-        for g in held
-    )
-    return Task(plan=plan, rank=rank, devices=tuple(next(d for d in row if d) for row in rows), stages=rows, replicas=held, part=part)
+    of_replica = _device_rows(list(graph.taskgraphs))
+    stages = tuple(tuple(names[device] if holder == rank else "" for device, holder in zip(of_replica[g], plan.places[g])) for g in held)
+    return Task(plan=plan, rank=rank, devices=tuple(next(d for d in row if d) for row in stages), stages=stages, replicas=held, part=part)
 
 
 def _whole_replicas(graph: Any, plan: Plan, names: Dict[str, str]) -> Tuple[Tuple[str, ...], Tuple[Tuple[str, ...], ...]]:
     """Runtime names of the local devices: (first device of each local replica, all stages of each)."""
     if plan.devices_per_rank == len(names) and not plan.pipeline_devices:
         return tuple(names.values()), ()
-    rows = []
-    for replica in graph.taskgraphs[0].virtual_device.local_replicas:
-        rows.append(tuple(names[t.virtual_device.get_device(replica, 0)] for t in graph.taskgraphs))
+    here = Env.get().cluster.worker_index
+    rows = [tuple(names[device] for device in row) for row in _device_rows(list(graph.taskgraphs)) if worker_of(row[0]) == here]
     return tuple(row[0] for row in rows), tuple(rows)

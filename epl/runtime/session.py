@@ -83,7 +83,7 @@ class RankSession:
         """The replicas over whose first stages a batch that is fed here is divided."""
         rank = Env.get().cluster.worker_index
         if plan.places:
-            return max(1, sum(row[0] == rank for row in plan.places))
+            return max(1, sum(row[0] == rank for row in plan.places[:: plan.copies]))
         first = rank * plan.devices_per_rank
         return max(1, sum(replica % plan.copies == 0 for replica in range(first, first + plan.devices_per_rank)))
 
@@ -317,7 +317,7 @@ class RankSession:
         if self.plan.places:
             if self._mirrored is None or self._mirrored[0] is not whole:
                 self._mirrored = (whole, with_mirrors(whole))
-            return self._mirrored[1]
+            whole = self._mirrored[1]
         if self.plan.lanes > 1:
             if self._divided is None or self._divided[0] is not whole:
                 self._divided = (whole, with_held(whole, self.plan, self._divided[1].held if self._divided else None))

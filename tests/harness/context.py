@@ -76,7 +76,7 @@ class Run:
             "pipeline.num_micro_batch": self.layout.m,
             "pipeline.accumulate_in_run": self.layout.accumulate_in_run,
             "pipeline.stages_per_device": self.layout.chunks,
-            "cluster.colocate_split_and_replicate": self.layout.lanes > 1 and not self.layout.together,
+            "cluster.colocate_split_and_replicate": self.layout.lanes > 1 and self.layout.stages == 1 and not self.layout.together,
         }
         values.update(config)
         epl.init(epl.Config(values))

@@ -7,6 +7,7 @@ process do it by plain edges; processes by an all-gather, an all-to-all or an al
 their lanes have together. Exchanged pieces travel flat, so that unequal ones need no padding.
 """
 
+import functools
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -53,7 +54,7 @@ class Exchange(Pass):
             for node in members:
                 del nodes[node.name]
             mapping.update(_Exchange(nodes, task, members, gate).run())
-        if task.plan.lanes % task.plan.devices_per_rank and task.plan.devices_per_rank % task.plan.lanes:
+        if task.spread or task.plan.lanes % task.plan.devices_per_rank and task.plan.devices_per_rank % task.plan.lanes:
             # A process that fetches from one of its groups takes part in what its other group does.
             talking = [n.name for n in nodes.values() if n.name not in program.nodes and n.op in (*COLLECTIVES, SHARE)]
             program = program.replace(targets=program.targets + tuple(talking))
@@ -89,9 +90,21 @@ class _Exchange:
         self.base = first.name
         self.build = Builder(nodes, first.device, first.phase)
         self.lanes = [task.lane(n.replica) for n in self.members]
-        self.processes = task.lane_processes(first.replica)
+
+    @functools.cached_property
+    def processes(self) -> List[int]:
         """The process of each lane of the group."""
-        self.ranks = tuple(sorted(set(self.processes)))
+        first = self.members[0]
+        if self.task.spread and first.taskgraph is None:
+            raise ProgramError(
+                "Tensor '%s' of form %s is wanted as %s, but belongs to no taskgraph, and so is in all processes of a replica: they can't "
+                "exchange it. Compute it in the scope of a stage" % (first.origin, self.info["source"], self.info["target"])
+            )
+        return self.task.plan.lane_processes(self.task.group_of(first.replica), first.taskgraph)
+
+    @functools.cached_property
+    def ranks(self) -> Tuple[int, ...]:
+        return tuple(sorted(set(self.processes)))
 
     def run(self) -> Dict[Ref, Ref]:
         source, target = self.info["source"], self.info["target"]
@@ -122,9 +135,7 @@ class _Exchange:
                 "default)" % (self.members[0].origin, tf.as_dtype(self.dtype).name, self.group.size)
             )
         name = self.base + "/shared"
-        if name in self.build.nodes:
-            return name, 0
-        return self.build.op(SHARE, name, own, self.gate, info={"dtype": self.dtype, "shape": self.info["shape"], "ranks": self.ranks})
+        return (name, 0) if name in self.build.nodes else self._collective(SHARE, name, own, shape=self.info["shape"])
 
     # Cuts.
 
@@ -262,7 +273,12 @@ class _Exchange:
     # Between processes.
 
     def _collective(self, kind: str, name: str, inputs: Sequence[Ref], **info: Any) -> Ref:
-        return self.build.op(kind, name, inputs, self.gate, info=dict(info, dtype=self.dtype, ranks=self.ranks))
+        """The only one of this tensor: all lanes know it by the tensor's number."""
+        first = self.members[0]
+        label = "x%d.g%d" % (self.info["number"], self.task.group_of(first.replica))
+        if first.micro_batch is not None:
+            label += ".m%d" % first.micro_batch
+        return self.build.op(kind, name, inputs, self.gate, info=dict(info, dtype=self.dtype, ranks=self.ranks, name=label))
 
     def _sent(self, value: Ref, cut: Cut, dim: int) -> Ref:
         """Pieces of a tensor along one dimension to their processes; those that come from them, flat and after each other."""

@@ -244,8 +244,10 @@ class Items:
             return False
         if node.phase != FORWARD or node.taskgraph in self._split or node.op in op_table.VARIABLES:
             return True
-        # Where all is split, what belongs to no taskgraph may be, too.
-        return node.taskgraph is None and self._copies or self._of_divided(node)
+        if node.taskgraph is not None:
+            return False
+        # Where all is split, what belongs to no taskgraph may be, too; and what is restored is passed on to variables.
+        return self._copies or self._of_divided(node) or not self._parallel and node.op == "Identity"
 
     def _of_divided(self, node: Node) -> bool:
         """Initialisation, reading and saving belong to no taskgraph."""
