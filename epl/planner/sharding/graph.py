@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.errors import ProgramError
@@ -335,10 +336,13 @@ class Items:
 
 
 def constant_of(program: Program, ref: Ref) -> Optional[Any]:
-    """The value of a tensor that is a constant, or None."""
+    """The value of a tensor that is a constant, or follows from one, or None."""
     node = program.nodes[ref[0]]
     while node.op == "Identity":
         node = program.nodes[node.inputs[0][0]]
+    if node.op == "InvertPermutation":  # of a transposition's gradient
+        forward = constant_of(program, node.inputs[0])
+        return None if forward is None else np.argsort(forward).astype(forward.dtype)
     value = node.attr("value") if node.op == "Const" else None
     return None if value is None else tf.make_ndarray(value.tensor)
 

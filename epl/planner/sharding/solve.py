@@ -16,6 +16,7 @@ import numpy as np
 
 from epl.errors import ProgramError
 from epl.ir.program import Ref
+from epl.planner.sharding.improve import Block, Problem, improve
 from epl.planner.sharding.op import Op, Tensor
 from epl.planner.sharding.rules.shapes import blocks
 from epl.planner.sharding.spec import F, Group, R, Spec
@@ -150,6 +151,7 @@ class _Search:
         self._costs: List[float] = []
         self._rows: List[Dict[int, float]] = []
         self._limits: List[float] = []
+        self._blocks: List[Block] = []
         self._tensors = {(i.name, n): (t, lane) for i in items for n, (t, lane) in enumerate(zip(i.op.outputs, i.analysis.lanes))}
 
     def run(self) -> Choice:
@@ -159,7 +161,10 @@ class _Search:
             self._costs.extend(seconds * one.count for _, seconds in one.ways)
         binaries = len(self._costs)
         self._tensor_rows()
-        values = self._solved(binaries)
+        costs = self._scaled(binaries)
+        values = self._solved(costs)
+        choices = [range(one.first, one.first + len(one.ways)) for one in self._classes]
+        values = improve(Problem(costs, self._rows, self._limits, choices, self._blocks), values)
         chosen = {c: max(range(len(c.ways)), key=lambda s: values[c.first + s]) for c in self._classes}  # noqa: B023
         found = {item.name: self._of[item.name].ways[chosen[self._of[item.name]]][0] for item in self._items}
         return self._choice(found)
@@ -236,8 +241,12 @@ class _Search:
         for item in self._items:
             for position, (source, index) in enumerate(item.inputs):
                 readers.setdefault((self._of[source], index), {})[self._of[item.name], position] = None
+        number = {one: i for i, one in enumerate(self._classes)}
         for (producer, index), found in readers.items():
+            rows, variables = len(self._rows), len(self._costs)
             self._one_tensor(producer, index, list(found))
+            deciding = (number[producer],) + tuple(number[reader] for reader, _ in found)
+            self._blocks.append(Block(deciding, range(rows, len(self._rows)), range(variables, len(self._costs))))
 
     def _variable(self, cost: float = 0.0) -> int:
         self._costs.append(cost)
@@ -285,17 +294,20 @@ class _Search:
 
     # Solving.
 
-    def _solved(self, binaries: int) -> np.ndarray:
+    def _scaled(self, binaries: int) -> np.ndarray:
+        """Costs in units of a latency: the solver's tolerances are absolute. Of equal strategies the first."""
+        costs = np.array(self._costs) / self._machine.latency
+        costs[:binaries] += 1e-4 * np.concatenate([np.arange(len(one.ways)) for one in self._classes])
+        return costs
+
+    def _solved(self, costs: np.ndarray) -> np.ndarray:
         """Linear programs, between which the strategies are fixed that came out most clearly.
 
-        The relaxed program is tight but for ties, so that few rounds are needed, and what
-        is given away is little; an exact search takes minutes for one layer of a transformer.
+        Few rounds are needed; an exact search takes minutes for one layer of a transformer. What
+        rounding gives away is found again around each tensor (`epl.planner.sharding.improve`).
         """
         lower, upper = np.zeros(len(self._costs)), np.ones(len(self._costs))
         constraints = self._constraints()
-        # In units of a latency: the solver's tolerances are absolute. Of equal strategies the first.
-        costs = np.array(self._costs) / self._machine.latency
-        costs[:binaries] += 1e-4 * np.concatenate([np.arange(len(one.ways)) for one in self._classes])
         open_classes = [one for one in self._classes if len(one.ways) > 1]
         share = 1.0
         # Exactly for the variables, which are few and decide the most.

@@ -84,14 +84,17 @@ def test_a_divided_vocabulary():
     assert sharding.held()["table"] == S(0)
     hows = {sharding.items[name].op.type: way.how for name, way in sharding.strategies.items()}
     assert hows["ResourceGather"] == "gather" and hows["SparseSoftmaxCrossEntropyWithLogits"] == "sparse_cross_entropy"
+    assert largest_moves(sharding)[0][0] < 4 * 50001 * 256 / 4, "neither a part of the table nor logits travel"
 
 
 def test_attention_by_heads():
     sharding = chosen(attention)
     held = {name: canonical(form, [1024, 1024], Group.of(K)) for name, form in sharding.held().items()}
     assert [held[name] for name in ("q", "k", "v", "o")] == [S(1), S(1), S(1), S(0)]
-    scores = next(way for name, way in sharding.strategies.items() if sharding.items[name].op.type.startswith("BatchMatMul"))
-    assert scores.outputs[0] == S(1), "the dimension of the heads"
+    products = [way for name, way in sharding.strategies.items() if sharding.items[name].op.type.startswith("BatchMatMul")]
+    assert len(products) == 6 and all(way.outputs[0] == S(1) for way in products), "the dimension of the heads, forward and backward"
+    activations = 4 * 2 * 16 * 1024
+    assert sharding.bytes == 3 * (K - 1) * activations, "the samples there, a sum back, its gradient there"
 
 
 def test_what_was_decided_stays():

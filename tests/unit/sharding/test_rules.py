@@ -36,6 +36,7 @@ class Chooser:
         self.node, self.way = None, None
         self.ways = {}
         self.machine = solve.Machine()
+        monkeypatch.setattr(solve, "improve", lambda problem, values: values)  # what is cheapest does not matter here, time does
         for module in (hold, rewrite):
             monkeypatch.setattr(module, "plan_sharding", self)
 
