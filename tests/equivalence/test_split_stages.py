@@ -58,6 +58,11 @@ def test_a_replicated_stage_before_a_split_one_in_more_layouts(outcome):
     judge(outcome)
 
 
+@cases(two_stages, "1x4-p2-s2-m2", "4x1-p2-s2-m2", kinds="rr", compare=True)
+def test_replicated_stages_of_several_devices(outcome):
+    judge(outcome)
+
+
 @cases(two_stages, "1x4-a2-s2-m2", "4x1-a2-s2-m2", kinds="ss", clip=0.3, compare=True)
 def test_split_stages(outcome):
     judge(outcome)
