@@ -285,7 +285,7 @@ class Cloner:
             # The values and indices of a sparse gradient come in the same instances, also when one of them is always the same.
             # Ranks may hold different constants (samples read in Python): over ranks every gradient is reduced.
             batch = len(self.task.group(self.stage_of(ref[0]))) > 1 or any(s in self.facts.batch for s, _ in self.pairs.get(ref, (ref,)))
-            instances, nothing = self._given(ref[0]) if batch and ref not in self.facts.summed else (self.instances_of(self.stage_of(ref[0])), False)
+            instances, nothing = self._given(ref[0]) if batch and ref not in self.facts.summed else (self._existing(ref[0]), False)
             info = {"ref": ref, "tag": tag, "batch": batch, "indices": None, "values": None, "summed": ref in self.facts.summed}
             info.update(instances=instances, nothing=nothing)
             if ref in self.partners:
@@ -299,9 +299,12 @@ class Cloner:
             self.extra[name] = Node(name, AGGREGATE, parts, origin=ref[0], phase=APPLY, info=info, taskgraph=stage)
         return name
 
+    def _existing(self, source: str) -> List[Tuple[int, int]]:
+        return [(r, m) for r, m in self.instances_of(self.stage_of(source)) if self.exists(source, r)]
+
     def _given(self, source: str) -> Tuple[List[Tuple[int, int]], bool]:
         """The instances of a batch node whose values count; true when none here does, and one stands for the type and shape."""
-        instances = self.instances_of(self.stage_of(source))
+        instances = self._existing(source)
         counting = [(r, m) for r, m in instances if self.task.draws(r)]
         return (counting, False) if counting else (instances[:1], True)
 

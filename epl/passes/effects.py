@@ -142,12 +142,13 @@ class Statistics(Pass):
         if dtype not in op_table.FLOATS:
             return []
         taskgraph, plan = writers[0].taskgraph, task.plan
-        if variable not in (program.held or {}):
+        form = (program.held or {}).get(variable)
+        if form is None:
             info: Dict[str, Any] = {"dtype": dtype, "taskgraph": taskgraph}
             root = task.first_holder(taskgraph)
             return _averaged(program, task, nodes, variable, (writers, readers), task.holding(taskgraph), task.group(taskgraph), root, info)
         effects: List[str] = []
-        for lane in range(plan.lanes):
+        for lane in range(plan.lanes if form.is_sharded else 1):
             replicas, group = task.lanes_here(taskgraph, lane), plan.peers(lane, taskgraph)
             if replicas:
                 info = {"dtype": dtype, "taskgraph": taskgraph, "ranks": group}

@@ -203,7 +203,9 @@ class _Lowering:
         dtype = op_table.dtype_of(self.program, *node.inputs[0])
         batches, lanes = self.task.micro_batches, self.task.plan.lanes
         sums: Dict[int, List[Tuple[int, Ref]]] = {}
-        for place, replica in enumerate(self.task.holding(node.taskgraph)):
+        # What the first lane has alone has no instances on the others.
+        holding = list(dict.fromkeys(replica for replica, _ in node.info["instances"]))
+        for place, replica in enumerate(holding):
             build = self.build.at(self.task.device_of(replica, node.taskgraph))
             parts = node.inputs[place * batches : (place + 1) * batches]
             total = build.chain("%s/of_%d" % (node.name, replica), parts, dtype)

@@ -77,11 +77,11 @@ def _copies_of(whole: Program, source: Node, task: Task) -> List[_Copies]:
     if form is None:
         return [_Copies("", task.holding(taskgraph), task.home(taskgraph), task.group(taskgraph), task.first_holder(taskgraph), dims, taskgraph)]
     found = []
-    lengths = task.plan.group.lengths(dims[form.dim], form.unit)
+    lengths = task.plan.group.lengths(dims[form.dim], form.unit) if form.is_sharded else (None,)  # the first lane alone has it
     for lane, length in enumerate(lengths):
         # Each lane has a part of its own, and meets the same lane of the other groups.
         replicas = task.lanes_here(taskgraph, lane)
-        group, own = task.plan.peers(lane, taskgraph), dims[: form.dim] + [length] + dims[form.dim + 1 :]
+        group, own = task.plan.peers(lane, taskgraph), dims if length is None else dims[: form.dim] + [length] + dims[form.dim + 1 :]
         if replicas and (len(group) > 1 or len(replicas) > 1):
             home = task.device_of(replicas[0], taskgraph)
             found.append(_Copies("/lane_%d" % lane, replicas, home, group, task.plan.process(lane, taskgraph), own, taskgraph))

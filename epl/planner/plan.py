@@ -11,6 +11,9 @@ WHOLE, FIRST, MIDDLE, LAST = "whole", "first", "middle", "last"
 """Parts of a training step: all of it in one run, or one of several consecutive runs."""
 
 
+_LISTS = ("split", "narrow", "shares")
+
+
 class _Index:
     """What is asked of the places of a plan for each gradient and transfer: found in one pass over the replicas.
 
@@ -60,6 +63,7 @@ class Plan:
       split: the taskgraphs of `split` scopes.
       copies: lanes of a group that compute the same batch, which the first of them draws and is
         fed: 1 when each lane has batches of its own, else all lanes.
+      narrow: taskgraphs that the first lane of each group computes alone.
       shares: how much of what is divided each lane gets, as weights; empty for equal parts.
     """
 
@@ -81,6 +85,7 @@ class Plan:
     lanes: int = 1
     split: Tuple[int, ...] = ()
     copies: int = 1
+    narrow: Tuple[int, ...] = ()
     shares: Tuple[int, ...] = ()
 
     _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)
@@ -160,11 +165,11 @@ class Plan:
 
     def to_json(self) -> Dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
-        return dict(fields, places=[list(row) for row in self.places], split=list(self.split), shares=list(self.shares))
+        return dict(fields, places=[list(row) for row in self.places], **{name: list(fields[name]) for name in _LISTS})
 
     @classmethod
     def from_json(cls, data: Dict[str, Any]) -> "Plan":
-        lists = {name: tuple(data.get(name, ())) for name in ("split", "shares")}
+        lists = {name: tuple(data.get(name, ())) for name in _LISTS}
         return cls(**dict(data, places=tuple(tuple(row) for row in data.get("places", ())), **lists))
 
     def digest(self) -> str:

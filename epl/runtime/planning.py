@@ -59,6 +59,7 @@ def make_plan(graph: Any) -> Plan:
         lanes=lanes,
         split=tuple(t.index for t in taskgraphs if t.is_split) if lanes > 1 else (),
         copies=copies,
+        narrow=tuple(t.index for t in taskgraphs if t.virtual_device.num_devices(0) == 1) if lanes > 1 and stages > 1 else (),
         shares=_shares(config.cluster.split_shares, lanes),
     )
 

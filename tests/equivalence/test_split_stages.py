@@ -122,6 +122,36 @@ def test_checkpoints_and_datasets(outcome):
     judge_drawn(outcome)
 
 
+@cases(drawn, "3x1-n2-s2-m2", kinds="rs", compare=True)
+def test_checkpoints_and_datasets_with_a_stage_on_one_device(outcome):
+    judge_drawn(outcome)
+
+
+def products(run):
+    """How often this process computes each matrix product in a micro-batch of a step."""
+    from epl.runtime.adapters.sessions import rank_session
+
+    with run.program():
+        scope = Scopes(run, "rs")
+        x = tf.placeholder(tf.float32, [None, 6])
+        with scope(0):
+            h = tf.nn.relu(dense(x, 16, "features"))
+        with scope(1):
+            loss = tf.reduce_mean(tf.square(dense(h, 16, "head")))
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with run.session() as session:
+            run.step(session, train, {x: np.ones([ROWS, 6], np.float32)})
+            nodes = [node for program in rank_session(session).programs() for node in program.nodes.values() if node.op == "MatMul"]
+            return sorted(node.origin for node in nodes)
+
+
+@cases(products, "1x3-n2-s2", "3x1-n2-s2")
+def test_a_stage_on_one_device_is_computed_once(outcome):
+    found = [name for rank in outcome.ranks for name in rank]
+    assert found.count("Tensordot/MatMul") == 1  # forward, of the first stage
+    assert found.count("Tensordot_1/MatMul") == 2  # each device its part
+
+
 @pytest.mark.slow
 @cases(drawn, "1x4-p2-s2", "2x2-p2-s2-m2", "4x1-p2-s2", kinds="rs", compare=True)
 def test_checkpoints_and_datasets_with_batches_for_each_lane(outcome):

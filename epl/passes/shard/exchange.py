@@ -111,6 +111,8 @@ class _Exchange:
         if source == F:
             return {(node.name, 0): self._shared() for node in self.members}
         values = [node.inputs[0] for node in self.members]
+        if target == F:
+            return {(node.name, 0): value for node, value in zip(self.members, values)}
         terms = source.kind == "P" or source.kind == "L" and self.lane.kind == VARYING
         if source.kind == "R":
             found = self._pieces(values, self._cut(target))

@@ -84,9 +84,10 @@ class _Rewriter:
         for number, node in enumerate([n for n in nodes.values() if n.op == RESHARD]):
             nodes[node.name] = node.replace(info=dict(node.info, number=number))
         gradients = {self._gradients.get(ref, ref): tag for ref, tag in self._facts.gradients.items()}
-        first = frozenset(name for name, way in self._sharding.strategies.items() if F in way.outputs)
+        first = {name for name, way in self._sharding.strategies.items() if F in way.outputs or F in way.inputs}
+        first.update(node.name for node in program.nodes.values() if node.taskgraph in self._task.plan.narrow)
         facts = dataclasses.replace(
-            self._facts, gradients=gradients, batch=frozenset(self._batch), summed=frozenset(self._summed), once=self._once(), first=first,
+            self._facts, gradients=gradients, batch=frozenset(self._batch), summed=frozenset(self._summed), once=self._once(), first=frozenset(first),
             forms=self._forms(),
         )  # fmt: skip
         shape_of = _with_forms(program.shape_of, {node.name: node.info for node in nodes.values() if node.op == RESHARD})

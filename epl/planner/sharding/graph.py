@@ -51,9 +51,9 @@ class Sharding:
         return moved_bytes(lane, size_of(tensor, lane, Machine().unknown), source, target, group) or 0.0
 
     def held(self) -> Dict[str, Spec]:
-        """The variables that are divided."""
+        """The variables that are divided, and those that the first device has alone."""
         forms = {name: self.strategies[name].outputs[0] for name, item in self.items.items() if item.is_variable}
-        return {name: form for name, form in forms.items() if form.is_sharded}
+        return {name: form for name, form in forms.items() if form.is_sharded or form == F}
 
 
 def sum_name(ref: Ref) -> str:
@@ -205,7 +205,9 @@ class Items:
         work = flops + sum(size_of(t, lane, self._unknown) for t, lane in zip(op.outputs, analysis.lanes)) / 4
         item = Item(node.name, op, inputs, analysis, lanes, self._is_free(node), work)
         way = prescribed(self._program, node, op, self._held)
-        if way is not None:
+        if self._is_narrow(node):
+            item = item._replace(ways=(Strategy((F,) * len(op.inputs), (F,) * len(op.outputs)),))
+        elif way is not None:
             item = item._replace(ways=(way,))
         elif self._first_alone(node):
             item = item._replace(ways=(Strategy((R,) * len(op.inputs), (F,) * len(op.outputs)),))
@@ -254,7 +256,13 @@ class Items:
         """Initialisation, reading and saving belong to no taskgraph."""
         return node.taskgraph is None and any(is_handle(self._tensor(ref)) for ref in node.inputs)
 
+    def _is_narrow(self, node: Node) -> bool:
+        """Whether the first lane alone computes a node."""
+        return node.taskgraph is not None and node.taskgraph in self._plan.narrow
+
     def _fixed(self, node: Node) -> Optional[Spec]:
+        if self._is_narrow(node):
+            return F
         if self._held is not None:
             return self._held.get(node.name, R)
         if node.name in self._decided:
@@ -287,7 +295,7 @@ class Items:
         return (alone,) + tuple(Strategy((form,), (form,), "", 0.0) for form in self._parts(tensor))
 
     def _parts(self, tensor: Tensor) -> List[Spec]:
-        return [R] + [S(d) for d in range(tensor.rank) if (tensor.dim(d) or 0) >= self._group.size]
+        return [R, F] + [S(d) for d in range(tensor.rank) if (tensor.dim(d) or 0) >= self._group.size]
 
     def _even(self) -> bool:
         """Whether all lanes' gradients weigh the same."""

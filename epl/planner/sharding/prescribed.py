@@ -41,7 +41,8 @@ def prescribed(program: Program, node: Node, op: Op, held: Optional[Mapping[str,
 
 def held_form(program: Program, ref: Ref, held: Optional[Mapping[str, Spec]]) -> Optional[Spec]:
     """The form of the divided variable that a tensor is the value of; None for anything else."""
-    return (held or {}).get(variable_behind(program, ref))
+    form = (held or {}).get(variable_behind(program, ref))
+    return form if form is not None and form.is_sharded else None
 
 
 def variable_behind(program: Program, ref: Ref) -> str:
@@ -57,7 +58,7 @@ def restored_forms(program: Program, node: Node, held: Mapping[str, Spec]) -> Di
     found: Dict[int, Spec] = {}
     for index in range(len(node.attr("dtypes").list.type)):  # type: ignore[union-attr]
         variables = assigned_variables(program, (node.name, index))
-        forms = {held[v] for v in variables if v in held}
+        forms = {held[v] for v in variables if v in held and held[v].is_sharded}
         if len(forms) == 1:
             found[index] = forms.pop()
     return found

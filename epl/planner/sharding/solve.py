@@ -266,7 +266,7 @@ class _Search:
         handle = is_handle(tensor)
         if len(made) == 1 and wanted == set(made):
             return
-        forms = sorted(wanted | ({R} if not handle and (lane.kind == BATCH or F in made) else set()))
+        forms = sorted(wanted | ({R} if not handle and (lane.kind == BATCH or F in made or F in wanted) else set()))
         needed = {form: self._variable() for form in forms}
         for reader, position in readers:
             asks: Dict[Spec, List[int]] = {}
@@ -384,8 +384,8 @@ class _Search:
             tensor, lane = self._tensors[ref]
             size = size_of(tensor, lane, self._machine.unknown)
             have = [found[ref[0]].outputs[ref[1]]]
-            if have == [F] and set(forms) != {F}:
-                forms = {R: None, **forms}  # what is sent to all, each can take its part of
+            if (F in have or F in forms) and set(forms) != set(have):
+                forms = {R: None, **forms}  # the way from and to what the first device has alone
             for form in sorted(forms, key=lambda f: (f != R, f)):
                 if form in have:
                     continue

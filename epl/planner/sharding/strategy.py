@@ -271,7 +271,9 @@ def moved_bytes(lane: Lane, size: float, source: Spec, target: Spec, group: Grou
     k = group.size
     if source == target or k == 1:
         return 0.0
-    if F in (source, target):
+    if target == F:
+        return 0.0 if source == R else None
+    if source == F:
         return size if target == R else None
     total = size * k if lane.kind == BATCH else size
     if target == L and lane.kind == BATCH and lane.unit == 0:
