@@ -206,7 +206,9 @@ class Items:
         item = Item(node.name, op, inputs, analysis, lanes, self._is_free(node), work)
         way = prescribed(self._program, node, op, self._held)
         if self._is_narrow(node):
-            item = item._replace(ways=(Strategy((F,) * len(op.inputs), (F,) * len(op.outputs)),))
+            # The handle of an iterator is everywhere, and can't be sent.
+            forms = [R if is_handle(t) and not self._is_narrow(self._program.nodes[ref[0]]) else F for t, ref in zip(op.inputs, inputs)]
+            item = item._replace(ways=(Strategy(tuple(forms), (F,) * len(op.outputs)),))
         elif way is not None:
             item = item._replace(ways=(way,))
         elif self._first_alone(node):
