@@ -65,7 +65,19 @@ class _Rewriter:
         facts = dataclasses.replace(
             self._facts, gradients=gradients, batch=frozenset(self._batch), summed=frozenset(self._summed), once=self._once()
         )
-        return program.replace(nodes=nodes, fetches=fetches, facts=facts, groups=self._groups())
+        names = {new: ref for ref, new in self._gradients.items()}
+        names.update(zip(fetches, program.fetches))
+        collections = dict(program.collections)
+        collections.update((new, collections[ref]) for new, ref in names.items() if ref in collections)
+        shape_of = program.shape_of
+        return program.replace(
+            nodes=nodes,
+            fetches=fetches,
+            facts=facts,
+            groups=self._groups(),
+            collections=collections,
+            shape_of=lambda ref: shape_of(names.get(ref, ref)),
+        )
 
     def _groups(self) -> List[Tuple[int, ...]]:
         """The groups of processes that this program makes talk: the lanes of each group, and the same lanes of all groups."""
