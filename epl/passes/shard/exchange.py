@@ -117,7 +117,7 @@ class _Exchange:
         if source.kind == "R":
             found = self._pieces(values, self._cut(target))
         elif target.kind == "R":
-            whole = self._sum(values) if terms else self._gather(values, self._cut(source).dim)
+            whole = self._sum(values) if terms else self._gather(values, source.dim if source.kind == "S" else self.lane.dim)
             found = [whole] * len(values)
         elif terms:
             found = self._sum_pieces(values, self._cut(target))
@@ -147,7 +147,7 @@ class _Exchange:
             return Cut(form.dim, bounds[:-1], [e - b for b, e in zip(bounds, bounds[1:])], True)
         assert self.lane.kind == BATCH
         sizes = next((node.inputs[1] for node in self.members if len(node.inputs) > 1), None)
-        if sizes is None:  # where it is gathered from
+        if sizes is None:  # only what goes back to the lanes needs to know where
             return Cut(self.lane.dim, [], [], False)
         return self._cut_by(sizes)
 
@@ -248,7 +248,24 @@ class _Exchange:
         summed = self.build.op("Sum" if self.info["reduce"] == "sum" else "Max", self.base + "/total", [stacked, axis], **attrs)
         return self._divided(self._moved(self.base + "/back", summed, self._back(self._first(cut.dim))), cut)
 
+    def _shifted(self, values: Sequence[Ref], have: Cut, want: Cut) -> List[Ref]:
+        """Other parts of the same dimension, as another unit makes them."""
+        mine = self._joined(self.base + "/joined", values, have.dim)
+        if len(self.ranks) == 1:
+            return self._pieces([mine] * len(values), want)
+        first = have.begins[self.lanes[0]]
+        last = have.begins[self.lanes[-1]] + have.lengths[self.lanes[-1]]
+        begins = [min(max(begin, first), last) - first for begin in want.begins]
+        ends = [min(max(begin + length, first), last) - first for begin, length in zip(want.begins, want.lengths)]
+        order = self._first(have.dim)
+        front = self._moved(self.base + "/front", mine, order)
+        flat = self._sent(front, Cut(have.dim, begins, [end - begin for begin, end in zip(begins, ends)], True), 0)
+        shaped = self._reshaped(self.base + "/stacked", flat, self._dims(front, order, {have.dim: self._process_length(want)}))
+        return self._divided(self._moved(self.base + "/back", shaped, self._back(order)), want)
+
     def _exchange(self, values: Sequence[Ref], have: Cut, want: Cut) -> List[Ref]:
+        if have.dim == want.dim:
+            return self._shifted(values, have, want)
         if len(self.ranks) == 1:
             found = []
             for lane in self.lanes:

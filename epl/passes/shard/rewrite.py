@@ -90,7 +90,12 @@ class _Rewriter:
             self._facts, gradients=gradients, batch=frozenset(self._batch), summed=frozenset(self._summed), once=self._once(), first=frozenset(first),
             forms=self._forms(),
         )  # fmt: skip
-        shape_of = _with_forms(program.shape_of, {node.name: node.info for node in nodes.values() if node.op == RESHARD})
+        # What is merged and how is asked of what a fetch or an update is given.
+        names = {new: ref for ref, new in self._gradients.items()}
+        names.update(zip(fetches, program.fetches))
+        self._collections.update((new, program.collections[ref]) for new, ref in names.items() if ref in program.collections)
+        infos = {node.name: node.info for node in nodes.values() if node.op == RESHARD}
+        shape_of = _with_forms(lambda ref: program.shape_of(names.get(ref, ref)), infos)
         return program.replace(
             nodes=nodes, fetches=fetches, facts=facts, groups=self._groups(), collections=self._collections, shape_of=shape_of
         )

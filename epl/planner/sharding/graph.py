@@ -1,7 +1,7 @@
 """From a program to what the search needs, and what it found."""
 
 import dataclasses
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -14,7 +14,7 @@ from epl.planner.plan import Plan
 from epl.planner.sharding import rules as _rules
 from epl.planner.sharding.op import Op, Sayings, Tensor, sayings
 from epl.planner.sharding.prescribed import ASSIGNS, prescribed
-from epl.planner.sharding.solve import Item, Machine, is_handle, size_of, solve
+from epl.planner.sharding.solve import Item, Machine, size_of, solve
 from epl.planner.sharding.spec import F, Group, R, S, Spec
 from epl.planner.sharding.strategy import BATCH, INVARIANT, OWN, SAME, Analysis, L, Lane, Strategy, analyse, moved_bytes
 
@@ -115,8 +115,10 @@ class Items:
         self._unknown = machine.unknown
         self._lanes: Dict[Ref, Lane] = {}
         self._assigned: Dict[Ref, Tensor] = {}
+        self._loose: Dict[Ref, Tensor] = {}
         self._fed = {f.node for f in program.feeds if f.is_batch}
         self._apart = self._apart_frames()
+        self._own_state = self._written_by_lanes()
         self._assigned = self._assigned_shapes()
         self.items: List[Item] = []
         for node in program.topological():
@@ -136,6 +138,13 @@ class Items:
                         break
                     ref = self._program.nodes[ref[0]].inputs[0]
         return found
+
+    def _written_by_lanes(self) -> FrozenSet[str]:
+        """Variables that each lane changes from its own batches, moving statistics for instance: lanes differ until the step is over."""
+        facts = self._program.facts
+        if not self._parallel or self._copies:
+            return frozenset()
+        return frozenset(v for name, variables in facts.writes.items() if name in facts.batch for v in variables)
 
     def _apart_frames(self) -> FrozenSet[str]:
         """The while loops in which something differs between lanes."""
@@ -199,6 +208,8 @@ class Items:
             analysis = analyse(op, lanes, self._source(node))
         else:
             analysis = Analysis(Sayings(), tuple(_in_loop(t) if frame in self._apart else SAME for t in op.outputs), None)
+        if node.name in self._own_state:
+            analysis = analysis._replace(lanes=(OWN,))
         for index, lane in enumerate(analysis.lanes):
             self._lanes[node.name, index] = lane
         flops = op_flops(node.op, op.attrs, self._known(op.inputs, lanes), self._known(op.outputs, analysis.lanes)) or 0
@@ -207,7 +218,7 @@ class Items:
         way = prescribed(self._program, node, op, self._held)
         if self._is_narrow(node):
             # The handle of an iterator is everywhere, and can't be sent.
-            forms = [R if is_handle(t) and not self._is_narrow(self._program.nodes[ref[0]]) else F for t, ref in zip(op.inputs, inputs)]
+            forms = [R if t.is_handle and not self._is_narrow(self._program.nodes[ref[0]]) else F for t, ref in zip(op.inputs, inputs)]
             item = item._replace(ways=(Strategy(tuple(forms), (F,) * len(op.outputs)),))
         elif way is not None:
             item = item._replace(ways=(way,))
@@ -229,7 +240,7 @@ class Items:
             first, lane = batches[0]
             found = list(inputs)
             for position, dim in enumerate(axis.inputs):
-                if dim is not None and lanes[position].kind == INVARIANT and not is_handle(op.inputs[position]):
+                if dim is not None and lanes[position].kind == INVARIANT and not op.inputs[position].is_handle:
                     own = Lane(BATCH, dim, lane.unit // axis.unit(first) * axis.unit(position), lane.origin)
                     found[position] = self._own(inputs[position], own, op.inputs[position])
             return tuple(found)
@@ -255,8 +266,9 @@ class Items:
         return self._copies or self._of_divided(node) or not self._parallel and node.op == "Identity"
 
     def _of_divided(self, node: Node) -> bool:
-        """Initialisation, reading and saving belong to no taskgraph."""
-        return node.taskgraph is None and any(is_handle(self._tensor(ref)) for ref in node.inputs)
+        """Wherever it is done, what initialises, reads or saves a variable takes it as it is held."""
+        variables = [op_table.variable_of(self._program, *ref) for ref in node.inputs if self._tensor(ref).is_handle]
+        return any(name is not None and self._fixed(self._program.nodes[name]) != R for name in variables)
 
     def _is_narrow(self, node: Node) -> bool:
         """Whether the first lane alone computes a node."""
@@ -265,10 +277,11 @@ class Items:
     def _fixed(self, node: Node) -> Optional[Spec]:
         if self._is_narrow(node):
             return F
-        if self._held is not None:
-            return self._held.get(node.name, R)
-        if node.name in self._decided:
-            return self._decided[node.name]
+        known = self._decided.get(node.name) if self._held is None else self._held.get(node.name, R)
+        if node.name in self._own_state and (known is None or known == R):
+            return L
+        if known is not None:
+            return known
         return None if node.taskgraph is None or node.taskgraph in self._split else R
 
     def _read(self, node: Node, ref: Ref) -> Ref:
@@ -327,22 +340,51 @@ class Items:
         outputs = tuple(self._tensor((node.name, i)) for i in range(len(types)))
         constants = {i: value for i, ref in enumerate(node.inputs) for value in [constant_of(self._program, ref)] if value is not None}
         attrs: Mapping[str, Any] = dict(plain_attrs(dict(node.proto.attr) if node.proto is not None else {}), **plain_attrs(node.attrs))
-        return Op(node.op, inputs, outputs, attrs, constants)
+        op = Op(node.op, inputs, outputs, attrs, constants)
+        return self._loosened(node, op) if node.phase == APPLY else op
+
+    def _loosened(self, node: Node, op: Op) -> Op:
+        """What an update sees of a sparse gradient has the rows of all lanes, not as many as the plain graph says."""
+        inputs = list(op.inputs)
+        rows: Dict[int, Tuple[int, ...]] = {}
+        for position, ref in enumerate(node.inputs):
+            tag = self._program.facts.gradients.get(ref) if self._parallel else None
+            if tag is not None and tag.component in ("values", "indices"):
+                inputs[position], rows[position] = _without_lengths(op.inputs[position], (0,)), (0,)
+            elif ref in self._loose:
+                inputs[position] = self._loose[ref]
+                rows[position] = tuple(d for d, length in enumerate(self._loose[ref].shape or ()) if length is None)
+        if not rows:
+            return op
+        said = sayings(op)
+        outputs = list(op.outputs)
+        for index, tensor in enumerate(op.outputs if not said.described else ()):
+            if tensor.is_handle:
+                continue
+            found = [axis.outputs[index] for axis in said.axes for p, dims in rows.items() if axis.inputs[p] in dims]
+            known = all(any(axis.inputs[p] == dim for axis in said.axes) for p, dims in rows.items() for dim in dims)
+            outputs[index] = self._loose[node.name, index] = _without_lengths(tensor, found if known else range(tensor.rank))
+        return op._replace(inputs=tuple(inputs), outputs=tuple(outputs))
 
     def _tensor(self, ref: Ref) -> Tensor:
         node = self._program.nodes[ref[0]]
         variable = op_table.variable_of(self._program, *ref)
         types = op_table.output_types(node, self._program)
         dtype = tf.as_dtype(types[ref[1]])
-        if variable is not None and ref[1] == 0 and (dtype == tf.resource or dtype._is_ref_dtype):
+        if variable is not None and op_table.is_handle(node, ref[1], self._program):
             shape = self._program.nodes[variable].attr("shape")
-            kind = "resource" if dtype == tf.resource else dtype.name
+            kind = "resource" if dtype == tf.resource else dtype.name + "_ref"
             if shape is None or shape.shape.unknown_rank:
                 return Tensor(None, kind)
             return Tensor(tuple(d.size if d.size >= 0 else None for d in shape.shape.dim), kind)
         if ref in self._assigned:
             return Tensor(self._assigned[ref].shape, dtype.name)
         return Tensor(self._program.shape_of(ref), dtype.name)
+
+
+def _without_lengths(tensor: Tensor, dims: Iterable[Optional[int]]) -> Tensor:
+    gone = set(dims)
+    return tensor._replace(shape=None if tensor.shape is None else tuple(None if d in gone else n for d, n in enumerate(tensor.shape)))
 
 
 def constant_of(program: Program, ref: Ref) -> Optional[Any]:
