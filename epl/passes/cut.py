@@ -18,6 +18,7 @@ from epl.errors import ProgramError
 from epl.ir import op_table
 from epl.ir.program import Node, Program, Ref, Shape, ref_text
 from epl.passes.merge_rules import merge_rule
+from epl.passes.wires import moved
 from epl.planner.plan import Plan, Task
 
 SEND, RECEIVE, SHARE = "EplSend", "EplReceive", "EplShare"
@@ -114,7 +115,7 @@ class Crossings:
 
     def _info(self, value: Value, consumer: str, ranks: Sequence[int]) -> Dict[str, object]:
         dtype = op_table.dtype_of(self._program, *value.ref)
-        if dtype in op_table.OPAQUE:
+        if moved(dtype) is None:
             raise ProgramError(self._opaque(value.ref, consumer, dtype))
         return {"dtype": dtype, "shape": self._shape(value), "ranks": tuple(sorted(ranks)), "ref": value.ref}
 
@@ -123,7 +124,8 @@ class Crossings:
             tf.string.as_datatype_enum: "strings do not travel. Convert them to numbers before the stage ends, for example by tf.strings.to_number, "
             "a table lookup or tf.strings.to_hash_bucket_fast, or use them in the stage that has them",
             tf.resource.as_datatype_enum: "a resource can't leave its process. Use it in the stage that created it, and pass on what is read from it",
-        }.get(dtype, "a value of this type can't leave its process. Convert it to a tensor of numbers in the stage that has it")
+            tf.variant.as_datatype_enum: "a value of this type can't leave its process. Convert it to a tensor of numbers in the stage that has it",
+        }.get(dtype, "TensorFlow has no way to send its bits. Cast it to another type, such as float16 or int8, in the stage that has it")
         return "Tensor '%s' of type %s is made in taskgraph %s and used by node '%s' in taskgraph %s, in another process: %s" % (
             ref_text(ref),
             tf.as_dtype(dtype).name,
