@@ -67,6 +67,7 @@ CASES = {
 
 REFUSED = {
     "strings": "Tensor 'text' of type string is made in taskgraph 0 and used by node 'number' in taskgraph 1, in another process: strings do not",
+    "fetched_string": "Tensor 'text' of type string is made in taskgraph 0 and fetched, which gives it to every process of the replica: strings",
     "cond": "Read the variable outside of tf.cond, and use the value inside",
     "loop": "Read the variable outside of tf.while_loop, and use the value inside",
     "three_stages": "one replica of the model needs 3 devices",
@@ -112,7 +113,7 @@ def _build_and_run(epl, case):
         loss = tf.reduce_mean(tf.square(h))
     train = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
     with tf.Session() as session:
-        session.run(train, {x: np.ones((4, 4))})
+        session.run([train, text] if case == "fetched_string" else train, {x: np.ones((4, 4))})
 
 
 @cases(refused, "2x1")

@@ -215,6 +215,8 @@ def test_what_does_not_travel_is_refused():
     text = "x = Placeholder() {dtype: string, shape: [?]}  # taskgraph=0\nh = Identity(x)  # taskgraph=0\ny = Identity(h)  # taskgraph=1\nfeeds: x\n"
     with pytest.raises(ProgramError, match="'h' of type string is made in taskgraph 0 and used by node 'y' in taskgraph 1.*strings do not travel"):
         cloned(text + "targets: y")
+    with pytest.raises(ProgramError, match="'h' of type string is made in .* and fetched, which gives it to every process .*: strings do not"):
+        cloned(text + "fetches: h")
     text = text.replace("string", "float8_e5m2")
     with pytest.raises(ProgramError, match="'h' of type float8_e5m2 is made .* and used by node 'y' in taskgraph 1.*Cast it to another type"):
         cloned(text + "targets: y")
