@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from epl.ir import attrs as A
 from epl.ir.build import Builder
 from epl.ir.program import Ref
+from epl.passes.wires import COMPLEX
 from epl.planner.plan import Task
 
 DT_HALF = 19
@@ -60,7 +61,7 @@ def all_reduce(build: Builder, items: Sequence[Any], task: Task, factor: float, 
             members = [positions[g] for g in group]
             name = "epl_all_reduce/%s%d_%d_%d" % (place, record, dtype, number)
             values = [items[p].value for p in members]
-            if plan.fp16 and dtype != DT_HALF:
+            if plan.fp16 and dtype != DT_HALF and dtype not in COMPLEX:
                 reduced = _compressed(build, name, values, dtype, task, among, factor, controls)
             else:
                 build.op("EplAllReduce", name, values, controls, info=dict(among, dtype=dtype, scale=factor))

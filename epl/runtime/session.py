@@ -21,6 +21,7 @@ from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
 from epl.profiler.timeline.record import next_run
 from epl.runtime.agreement import refuse_other_programs, refuse_other_writes
+from epl.runtime.alarm import Alarm, is_watched, raise_for_another, tell_failure
 from epl.runtime.calls import Call, Ready, feed_items, fetch_key, new_call
 from epl.runtime.compiler import Executable, Signature, Traits, bind, compile_program
 from epl.runtime.feeding import as_array, check, modes_of
@@ -56,6 +57,7 @@ class RankSession:
         self._alike: Dict[str, List[Signature]] = {}
         self._steps = 0
         self._notes = Notes()
+        self._alarm: Optional[Alarm] = None
         # Compiling and bookkeeping are short; a step may last, and may wait for another
         # thread (a queue runner) whose own program must be compiled meanwhile.
         self._lock = threading.RLock()
@@ -162,10 +164,16 @@ class RankSession:
                 raise
         else:
             self._steps += 1
-            with self._entered(ready.executable.task.key):
+            key = ready.executable.task.key
+            control.raise_trouble("this rank was about to enter program %r, step %d" % (key, self._steps))
+            with self._entered(key), self._watched(ready.executable) as rung:
                 try:
                     results = call(*values, **keywords)
                 except tf.errors.OpError as error:
+                    if rung():
+                        tell_failure(error, control)
+                        raise
+                    raise_for_another(error, control, "this rank was in program %r, step %d" % (key, self._steps))
                     self._raise(error, ready)
                     raise
         if ready.executable.restores:
@@ -251,6 +259,15 @@ class RankSession:
             yield
         finally:
             control.leave()
+
+    @contextlib.contextmanager
+    def _watched(self, executable: Executable) -> Iterator[Callable[[], bool]]:
+        """While it lasts, a step that fails and waits for other ranks is ended; yields a function that says whether it was."""
+        if self._alarm is None or not is_watched(executable):
+            yield lambda: False
+            return
+        with self._alarm.watching(executable.task.key) as rung:
+            yield rung
 
     # Before a parallel program.
 
@@ -358,6 +375,8 @@ class RankSession:
         if executable.program.groups:
             self._agree(executable, call.fetches)
             executable = executable._replace(program=self._bound(executable.program))
+        if self._alarm is None and is_watched(executable):
+            self._alarm = Alarm(self.store, lambda: Env.get().backend.end_collectives(), lambda text: Env.get().control.fail(text))
         loaded = self.store.load(executable.program, task.key)
         user = {s.name: i for i, s in enumerate(call.feeds)}
         order = tuple(-1 if f.node == ANCHOR else user["%s:%d" % f.ref] for f in executable.program.feeds)
@@ -413,6 +432,9 @@ class RankSession:
 
     def close(self) -> None:
         """Free the programs and their state."""
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
         if self._store is not None:
             self._store.close()
             self._store = None
