@@ -7,7 +7,6 @@ process do it by plain edges; processes by an all-gather, an all-to-all or an al
 their lanes have together. Exchanged pieces travel flat, so that unequal ones need no padding.
 """
 
-import functools
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -90,19 +89,22 @@ class _Exchange:
         self.base = first.name
         self.build = Builder(nodes, first.device, first.phase)
         self.lanes = [task.lane(n.replica) for n in self.members]
+        self._processes: Optional[List[int]] = None
 
-    @functools.cached_property
+    @property
     def processes(self) -> List[int]:
         """The process of each lane of the group."""
-        first = self.members[0]
-        if self.task.spread and first.taskgraph is None:
-            raise ProgramError(
-                "Tensor '%s' of form %s is wanted as %s, but belongs to no taskgraph, and so is in all processes of a replica: they can't "
-                "exchange it. Compute it in the scope of a stage" % (first.origin, self.info["source"], self.info["target"])
-            )
-        return self.task.plan.lane_processes(self.task.group_of(first.replica), first.taskgraph)
+        if self._processes is None:
+            first = self.members[0]
+            if self.task.spread and first.taskgraph is None:
+                raise ProgramError(
+                    "Tensor '%s' of form %s is wanted as %s, but belongs to no taskgraph, and so is in all processes of a replica: they can't "
+                    "exchange it. Compute it in the scope of a stage" % (first.origin, self.info["source"], self.info["target"])
+                )
+            self._processes = self.task.plan.lane_processes(self.task.group_of(first.replica), first.taskgraph)
+        return self._processes
 
-    @functools.cached_property
+    @property
     def ranks(self) -> Tuple[int, ...]:
         return tuple(sorted(set(self.processes)))
 
