@@ -10,7 +10,8 @@ schedules; Interleaved and ZeroBubbleV have two stages of half the size on each 
 
 `--work matmul` computes on the rank's core. `--work sleep` waits instead, as a process does
 whose accelerator is busy: it shows what the runtime adds where Horovod's thread has a core
-of its own. The script starts itself. Both sides of a comparison run in turn, several
+of its own. `--beside` keeps as many cores busy for the one rank as the pipeline does: cores that
+share a clock, caches or memory are slower together. The script starts itself. Both sides of a comparison run in turn, several
 rounds, and the median of the ratios is printed.
 """
 
@@ -177,11 +178,27 @@ def _time(arguments, fetched, feed):
     print("MS %.3f MB 0.0 END" % (1e3 * statistics.median(times[2:])), flush=True)
 
 
+def command_of(arguments, changed):
+    return [sys.executable, os.path.abspath(__file__), "--side", json.dumps(dict(vars(arguments), **changed))]
+
+
+def environment(environ=None):
+    return dict(os.environ, OMP_NUM_THREADS="1", PATH="%s:%s" % (os.path.dirname(sys.executable), os.environ["PATH"]), **(environ or {}))
+
+
+def start_apart(count, arguments, **changed):
+    """Run one side in several processes at once that know nothing of each other; returns the slowest one's milliseconds."""
+    me = command_of(arguments, changed)
+    running = [subprocess.Popen(me, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(count)]
+    found = [re.search(r"MS (\d+\.\d+) MB", process.communicate()[0]) for process in running]
+    if not all(found):
+        raise SystemExit("a side failed; run it to see why: %s" % " ".join(me))
+    return max(float(one.group(1)) for one in found)
+
+
 def start(ranks, arguments, environ=None, **changed):
     """Run one side; returns the slowest rank's milliseconds, and the memory of all ranks in order."""
-    given = dict(vars(arguments), **changed)
-    me = [sys.executable, os.path.abspath(__file__), "--side", json.dumps(given)]
-    env = dict(os.environ, OMP_NUM_THREADS="1", PATH="%s:%s" % (os.path.dirname(sys.executable), os.environ["PATH"]), **(environ or {}))
+    me, env = command_of(arguments, changed), environment(environ)
     if ranks > 1:
         me = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "--tag-output", "-np", str(ranks)] + me
     text = subprocess.run(me, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
@@ -201,7 +218,7 @@ def speed(arguments):
     for m in arguments.micro_batches:
         rounds = []
         for _ in range(arguments.rounds):
-            one = start(1, arguments, m=m, staged=False)[0]
+            one = start_apart(p if arguments.beside else 1, arguments, m=m, staged=False)
             rounds.append((one, {name: start(p, arguments, m=m, schedule=name)[0] for name in arguments.schedules}))
         ideal = float(p * m) / (m + p - 1)
         for name in arguments.schedules:
@@ -281,6 +298,7 @@ def main():
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--schedules", nargs="+", choices=all_names, default=names, help="default: those with one stage on each device")
     parser.add_argument("--work", choices=sorted(LAYERS), help="default: matmul; for memory: activations")
+    parser.add_argument("--beside", action="store_true", help="time the one rank while as many others do the same: all cores are busy on both sides")
     parser.add_argument("--sleep", type=float, default=42.0, help="milliseconds that a stage sleeps for each micro-batch (--work sleep)")
     arguments = parser.parse_args()
     if arguments.side:
