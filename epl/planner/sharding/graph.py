@@ -111,6 +111,8 @@ class Items:
         self._unknown = machine.unknown
         self._lanes: Dict[Ref, Lane] = {}
         self._assigned: Dict[Ref, Tensor] = {}
+        self._grown: Dict[Ref, None] = {}
+        """Tensors with a row for each row of a sparse gradient: of all lanes, not of one as their shapes say."""
         self._fed = {f.node for f in program.feeds if f.is_batch}
         self._apart = self._apart_frames()
         self._assigned = self._assigned_shapes()
@@ -228,7 +230,7 @@ class Items:
             return ref
         name = sum_name(ref)
         if (name, 0) not in self._lanes:
-            tensor, lane = self._tensor(ref), self._lanes[ref]
+            tensor, lane = self._read_tensor(node, ref), self._lanes[ref]
             analysis, ways = Analysis(Sayings(), (SAME,), None), self._sums(ref, tensor, lane)
             self.items.append(Item(name, Op(SUM, (tensor,), (tensor,)), (ref,), analysis, (lane,), ways=ways))
             self._lanes[name, 0] = SAME
@@ -265,12 +267,27 @@ class Items:
         return found
 
     def _op(self, node: Node) -> Op:
-        inputs = tuple(self._tensor(ref) for ref in node.inputs)
+        inputs = tuple(self._read_tensor(node, ref) for ref in node.inputs)
         types = op_table.output_types(node, self._program)
         outputs = tuple(self._tensor((node.name, i)) for i in range(len(types)))
+        rows = {self._tensor(ref).dim(0) for ref in node.inputs if self._is_grown(node, ref)}
+        for index, tensor in enumerate(outputs):
+            if tensor.rank and tensor.dim(0) in rows:
+                self._grown[node.name, index] = None
+                outputs = outputs[:index] + (_of_any_rows(tensor),) + outputs[index + 1 :]
         constants = {i: value for i, ref in enumerate(node.inputs) for value in [constant_of(self._program, ref)] if value is not None}
         attrs: Mapping[str, Any] = dict(plain_attrs(dict(node.proto.attr) if node.proto is not None else {}), **plain_attrs(node.attrs))
         return Op(node.op, inputs, outputs, attrs, constants)
+
+    def _is_grown(self, reader: Node, ref: Ref) -> bool:
+        if ref in self._grown:
+            return True
+        tag = self._program.facts.gradients.get(ref) if reader.phase == APPLY and self._parallel else None
+        return tag is not None and tag.component in ("values", "indices") and self._tensor(ref).rank > 0
+
+    def _read_tensor(self, reader: Node, ref: Ref) -> Tensor:
+        tensor = self._tensor(ref)
+        return _of_any_rows(tensor) if self._is_grown(reader, ref) else tensor
 
     def _tensor(self, ref: Ref) -> Tensor:
         node = self._program.nodes[ref[0]]
@@ -298,6 +315,10 @@ def constant_of(program: Program, ref: Ref) -> Optional[Any]:
         return None if forward is None else np.argsort(forward).astype(forward.dtype)
     value = node.attr("value") if node.op == "Const" else None
     return None if value is None else tf.make_ndarray(value.tensor)
+
+
+def _of_any_rows(tensor: Tensor) -> Tensor:
+    return tensor._replace(shape=(None,) + (tensor.shape or ())[1:])
 
 
 def _in_loop(tensor: Tensor) -> Lane:
