@@ -220,6 +220,17 @@ class DeviceListKey(Key[str]):
         return value
 
 
+class ShareListKey(Key[str]):
+    type_name = "str"
+    expected = "whole numbers from 1 separated by commas, such as '2,1', or ''"
+    values = '`""`, `"2,1"`, ...'
+
+    def parse(self, value: Any) -> str:
+        if not re.match(r"([1-9]\d*(,[1-9]\d*)+)?\Z", value):
+            raise ValueError
+        return value
+
+
 class Section:
     """A group of keys. Its public attributes are its keys, nothing else."""
 

@@ -3,7 +3,7 @@
 After a change here run `tools/generate_config_docs.py`.
 """
 
-from epl.config_keys import BoolKey, ChoiceKey, DeviceListKey, IntKey, LateChoiceKey, LossScaleKey, NameKey, PositiveKey, Section
+from epl.config_keys import BoolKey, ChoiceKey, DeviceListKey, IntKey, LateChoiceKey, LossScaleKey, NameKey, PositiveKey, Section, ShareListKey
 
 
 class AutoSection(Section):
@@ -185,6 +185,12 @@ class ClusterSection(Section):
         "Let all taskgraphs share all devices instead of giving each its own. "
         "For models that mix `split` and `replicate` layers, such as a mixture of experts.",
         "让所有 taskgraph 共享全部设备，而不是各自使用不同的设备。用于混合使用 `split` 和 `replicate` 的模型，例如混合专家模型（MoE）。",
+    )
+    split_shares = ShareListKey(
+        "",
+        "How much of what is split each device of a group gets, one weight a device: with `2,1` the first one gets two thirds. "
+        "Empty means equal parts.",
+        "每组中各设备分得的 `split` 份额，每个设备一个权重：`2,1` 表示第一个设备分得三分之二。空字符串表示均分。",
     )
     devices_per_worker = IntKey(
         0,

@@ -11,11 +11,10 @@ def describe_sharding(whole: Any, plan: Any) -> Dict[str, Any]:
     """
     from epl.passes.shard.hold import training_sharding
     from epl.planner.sharding.solve import Machine, size_of
-    from epl.planner.sharding.spec import Group
     from epl.planner.sharding.strategy import SAME
 
     sharding = training_sharding(whole, plan)
-    group = Group.of(plan.lanes)
+    group = plan.group
     variables = []
     for name, item in sharding.items.items():
         if item.is_variable:

@@ -79,6 +79,11 @@ class Builder:
         axis = self.const(name + "/axis", 0, DT_INT32)
         return self.op("ConcatV2", name, list(parts) + [axis], T=A.of_type(dtype), Tidx=A.of_type(DT_INT32), N=A.of_int(len(parts)))
 
+    def rows(self, name: str, value: Ref, count: int, dtype: int) -> Ref:
+        """The first rows of a tensor of any rank but 0."""
+        bounds = [self.const("%s/%s" % (name, what), [at], DT_INT32) for what, at in (("begin", 0), ("end", count), ("step", 1))]
+        return self.op("StridedSlice", name, [value] + bounds, T=A.of_type(dtype), Index=A.of_type(DT_INT32))
+
     def dim0(self, name: str, value: Ref, dtype: int) -> Ref:
         """Size of dimension 0 as an int32 scalar."""
         shape = self.op("Shape", name + "/shape", [value], T=A.of_type(dtype), out_type=A.of_type(DT_INT32))

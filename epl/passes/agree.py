@@ -61,7 +61,8 @@ class Agree(Pass):
             ranks = task.plan.ranks
         draws = [n for n in program.nodes.values() if n.origin and n.phase == FORWARD and op_table.draws(program, n)]
         draws = [n for n in draws if n.origin in facts.batch or not task.parallel]
-        ends = bool(draws) if not task.spread else facts.draws
+        elsewhere = task.spread or task.plan.copies > 1
+        ends = facts.draws if elsewhere else bool(draws)
         found = ragged_component(program)
         if found is None and task.parallel:
             feed = uneven_feed(program, task)
@@ -76,17 +77,18 @@ class Agree(Pass):
         local = build.add_n("epl_batch/local", [sizes[k] for k in sorted(sizes)], DT_FLOAT) if sizes else None
         if ranks == 1:
             build.no_op(GATE, drawn)
+            sizes = {key: sizes[_first_lane(task, key[0]), key[1]] for key in _keys(task)} if sizes else {}
             return program.replace(nodes=nodes, agreement=Agreement(GATE, sizes, local, local))
         one = build.const(FLAG + "/one", 1.0, DT_FLOAT)
         count = local or build.const(FLAG + "/none", 0.0, DT_FLOAT)
         said = build.op("Pack", FLAG + "/said", [one, count], drawn, N=A.of_int(2), T=A.of_type(DT_FLOAT), axis=A.of_int(0))
         length = 2
-        if task.spread and found is not None:
+        if elsewhere and found is not None:
             said = _with_all_sizes(task, build, said, sizes)
-            length += task.plan.replicas * task.micro_batches
+            length += task.plan.streams * task.micro_batches
         summed = build.op("EplAllReduce", FLAG, [said], info={"dtype": DT_FLOAT, "scale": 1.0, "name": FLAG, "ranks": range(ranks)})
         total = build.element(FLAG + "/total", summed, 1, DT_FLOAT) if found is not None else None
-        if task.spread and found is not None:
+        if elsewhere and found is not None:
             sizes = _all_sizes(task, build, summed)
         if not ends:  # what is fed does not end
             # A stage without variables or weights has no use for it, but the others wait for each process.
@@ -104,7 +106,7 @@ def _sizes(program: Program, task: Task, build: Builder, found: Ref) -> Dict[Tup
     origin, index = found
     sizes: Dict[Tuple[int, int], Ref] = {}
     for replica in task.holding(0 if task.spread else None):
-        for micro_batch in range(task.micro_batches):
+        for micro_batch in range(task.micro_batches if task.draws(replica) else 0):
             name = "epl_batch/size_%d_%d" % (replica, micro_batch)
             drawn = (instance_name(origin, replica, micro_batch), index)
             dtype = op_table.dtype_of(program, *drawn)
@@ -113,8 +115,8 @@ def _sizes(program: Program, task: Task, build: Builder, found: Ref) -> Dict[Tup
 
 
 def _with_all_sizes(task: Task, build: Builder, said: Ref, sizes: Dict[Tuple[int, int], Ref]) -> Ref:
-    """Tell the sizes to the processes of later stages, which draw nothing: one element for each batch of the step."""
-    count = task.plan.replicas * task.micro_batches
+    """Tell the sizes to the processes that draw nothing, of later stages for instance: one element for each batch of the step."""
+    count = task.plan.streams * task.micro_batches
     if sizes:
         keys = sorted(sizes)
         at = build.const(FLAG + "/positions", [[task.global_index(*key)] for key in keys], DT_INT32)
@@ -128,13 +130,21 @@ def _with_all_sizes(task: Task, build: Builder, said: Ref, sizes: Dict[Tuple[int
 
 def _all_sizes(task: Task, build: Builder, summed: Ref) -> Dict[Tuple[int, int], Ref]:
     """The sizes of all batches of the local replicas."""
-    keys = [(replica, micro_batch) for replica in range(task.local_replicas) for micro_batch in range(task.micro_batches)]
-    return {key: build.element("%s/size_%d_%d" % ((FLAG,) + key), summed, 2 + task.global_index(*key), DT_FLOAT) for key in keys}
+    return {key: build.element("%s/size_%d_%d" % ((FLAG,) + key), summed, 2 + task.global_index(*key), DT_FLOAT) for key in _keys(task)}
+
+
+def _keys(task: Task) -> List[Tuple[int, int]]:
+    return [(replica, micro_batch) for replica in range(task.local_replicas) for micro_batch in range(task.micro_batches)]
+
+
+def _first_lane(task: Task, replica: int) -> int:
+    """The local replica that draws what a local replica computes, in a job of one process."""
+    return replica - replica % task.plan.copies
 
 
 def uneven_feed(program: Program, task: Task) -> Optional[Feed]:
     """The fed batch whose number of rows may differ between ranks, or None."""
-    if task.ranks == 1 or task.plan.replicas == 1 or task.plan.reduce_method != "mean" or not program.facts.gradients:
+    if task.ranks == 1 or task.plan.streams == 1 or task.plan.reduce_method != "mean" or not program.facts.gradients:
         return None
     for feed in program.feeds:
         if feed.mode == DIVIDE and feed.ref[1] == 0:

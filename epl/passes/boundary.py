@@ -96,6 +96,8 @@ class Boundary:
             if node.taskgraph is None:
                 continue
             for replica in range(self._task.local_replicas):
+                if not self._cloner.exists(node.name, replica):
+                    continue
                 owner = self._task.owner(replica, node.taskgraph)
                 for micro_batch in self._micro_batches(node):
                     for ref in node.inputs:
@@ -108,7 +110,7 @@ class Boundary:
 
     def _supply(self, node: Node, ref: Ref, replica: int, micro_batch: Optional[int], to: int) -> None:
         stage = self._cloner.stage_of(ref[0])
-        if stage is None:
+        if stage is None or not self._cloner.exists(ref[0], replica):
             return
         form = self._cloner.form(node, ref, micro_batch)
         if not self._task.has(replica, stage):

@@ -1,10 +1,11 @@
-"""Checkpoint: the chief alone writes checkpoints and event files, but for the parts of a pipeline's stages."""
+"""Checkpoint: the chief alone writes checkpoints and event files, but for the parts of stages and lanes."""
 
 from epl.ir.program import Node, Program
 from epl.passes.base import Pass
 from epl.passes.communicate import COLLECTIVES
 from epl.passes.parts import trimmed
 from epl.planner.plan import Task
+from epl.planner.sharding.prescribed import LANE
 
 WRITES = frozenset(
     (
@@ -48,7 +49,9 @@ class Checkpoint(Pass):
 
     @staticmethod
     def _writes(task: Task, node: Node) -> bool:
-        """The chief writes; what belongs to a stage of the first replica, the process that holds it."""
-        if not task.spread or node.taskgraph is None:
-            return task.chief
-        return task.replica_id(node.replica) == 0
+        """The chief writes; what belongs to a stage of the first replica or a lane of the first group, the process that holds it."""
+        if LANE in node.info:
+            return task.replica_id(node.replica) == node.info[LANE]
+        if task.spread and node.taskgraph is not None:
+            return task.replica_id(node.replica) == 0
+        return task.chief and (task.plan.lanes == 1 or task.replica_id(node.replica) == 0)

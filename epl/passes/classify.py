@@ -25,6 +25,7 @@ from epl.passes.base import Pass
 from epl.passes.schedule import slots_of
 from epl.passes.stages import check_mirrors, join_sparse, settle
 from epl.planner.plan import WHOLE, Task
+from epl.planner.sharding.spec import Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Facts:
       slots: the kind of action of a pipeline's schedule that a node belongs to.
       summed: gradients that are sums over the lanes of a group already.
       once: in a program that is not parallel, what exists once although some of its nodes exist on each lane.
+      first: what exists on the first lane of each group alone, which gives it to the others.
+      forms: the tensors of which each lane has a part.
     """
 
     gradients: Dict[Ref, GradientTag]
@@ -60,6 +63,8 @@ class Facts:
     slots: Dict[str, str] = dataclasses.field(default_factory=dict)
     summed: FrozenSet[Ref] = frozenset()
     once: FrozenSet[str] = frozenset()
+    first: FrozenSet[str] = frozenset()
+    forms: Dict[Ref, Spec] = dataclasses.field(default_factory=dict)
 
     def written(self, program: Program) -> List[str]:
         """Variables that a program with the user's names writes, in node order."""

@@ -67,14 +67,16 @@ class Cloner:
                 self.fed.divide(node, batches[node.name].mode)
             elif node.name in self.facts.batch:
                 for replica, micro_batch in self.instances_of(node.taskgraph):
-                    self._emit(node, replica, micro_batch)
+                    if self.exists(node.name, replica):
+                        self._emit(node, replica, micro_batch)
             elif self.is_once(node):
                 self._emit(node, self.first, None)
                 if self.boundary is not None:
                     self.boundary.join(node)
             else:
                 for replica in self.task.holding(node.taskgraph):
-                    self._emit(node, replica, None)
+                    if self.exists(node.name, replica):
+                        self._emit(node, replica, None)
         targets: List[str] = []
         for target in program.targets:
             targets.extend(self.all_of(target))
@@ -85,7 +87,8 @@ class Cloner:
         nodes.update(self.extra)
         if self.boundary is not None:
             targets.extend(self.boundary.close(nodes))
-            program = program.replace(groups=process_groups(program, self.task.plan, self.task.parallel))
+            groups = process_groups(program, self.task.plan, self.task.parallel)
+            program = program.replace(groups=tuple(dict.fromkeys(program.groups + groups)))
         return program.replace(nodes=nodes, targets=list(dict.fromkeys(targets)), fetches=fetches, feeds=feeds)
 
     def _effects(self) -> List[str]:
@@ -106,6 +109,10 @@ class Cloner:
         """True for what exists once in this process whatever the number of replicas."""
         return node.name in self.facts.shared or node.name in self.facts.outputs or self._is_feed(node) or node.name in self.facts.once
 
+    def exists(self, name: str, replica: int) -> bool:
+        """Whether a local replica has a node: what is drawn for a group is drawn by its first lane."""
+        return name not in self.facts.first or self.task.draws(replica)
+
     def instances_of(self, taskgraph: Optional[int]) -> List[Tuple[int, int]]:
         """The instances of a batch node that this process holds."""
         return [(r, m) for r in self.task.holding(taskgraph) for m in range(self.batches)]
@@ -124,10 +131,10 @@ class Cloner:
     def all_of(self, name: str) -> List[str]:
         """All instances of a node that this process holds."""
         if name in self.facts.batch:
-            return [instance_name(name, r, m) for r, m in self.instances_of(self.stage_of(name))]
+            return [instance_name(name, r, m) for r, m in self.instances_of(self.stage_of(name)) if self.exists(name, r)]
         if self._name(name, 1, None) == name:
             return [name]
-        return [instance_name(name, r, None) for r in self.task.holding(self.stage_of(name))]
+        return [instance_name(name, r, None) for r in self.task.holding(self.stage_of(name)) if self.exists(name, r)]
 
     def _host_nodes(self) -> Set[str]:
         """Nodes that must sit where the shared resources are: those given a handle of one."""
@@ -161,7 +168,8 @@ class Cloner:
             seeds = node.int_attr("seed") or 0, node.int_attr("seed2") or 0
             if index and any(seeds):
                 attrs["seed2"] = A.AttrValue(i=derived_seed(seeds[1], index) or 1)
-        inputs = [self._input(node, ref, replica, micro_batch) for ref in node.inputs]
+        given = [ref for ref in node.inputs if self.exists(ref[0], replica)]
+        inputs = [self._input(node, ref, replica, micro_batch) for ref in given]
         controls = self._controls(node, replica, micro_batch)
         self.nodes[name] = node.replace(
             name=name,
@@ -222,6 +230,8 @@ class Cloner:
 
     def met(self, name: str, replica: int, micro_batch: Optional[int]) -> List[str]:
         """The instances of a node that instance (replica, micro_batch) of another one meets."""
+        if not self.exists(name, replica):
+            return []
         if micro_batch is None and name in self.facts.batch:
             return [instance_name(name, replica, m) for m in range(self.batches)]
         return [self._name(name, replica, micro_batch)]
@@ -232,7 +242,7 @@ class Cloner:
         if node.name in facts.frames and (node.op not in op_table.ENTERS or self._frame_of_inputs(node)):
             return []  # a loop waits as a whole, where it is entered
         if op_table.draws(self.program, node) and node.name not in facts.frames:
-            instances = self.instances_of(node.taskgraph)
+            instances = [(r, m) for r, m in self.instances_of(node.taskgraph) if self.exists(node.name, r)]
             position = instances.index((replica, micro_batch))
             return [instance_name(e, *instances[position - 1]) for e in self._done(node.name)] if position else []
         if not micro_batch:
@@ -275,26 +285,35 @@ class Cloner:
             # The values and indices of a sparse gradient come in the same instances, also when one of them is always the same.
             # Ranks may hold different constants (samples read in Python): over ranks every gradient is reduced.
             batch = len(self.task.group(self.stage_of(ref[0]))) > 1 or any(s in self.facts.batch for s, _ in self.pairs.get(ref, (ref,)))
+            instances, nothing = self._given(ref[0]) if batch and ref not in self.facts.summed else (self._existing(ref[0]), False)
             info = {"ref": ref, "tag": tag, "batch": batch, "indices": None, "values": None, "summed": ref in self.facts.summed}
+            info.update(instances=instances, nothing=nothing)
             if ref in self.partners:
                 info["indices"] = self.partners[ref]["indices"]
             elif tag.component == "indices" and ref in self.pairs:
                 info["values"] = self.pairs[ref][0]
             stage = self.stage_of(ref[0])
-            self.extra[name] = Node(name, AGGREGATE, self._parts(ref, batch), origin=ref[0], phase=APPLY, info=info, taskgraph=stage)
+            if not batch:
+                instances = [(r, 0) for r in self.task.holding(stage)]
+            parts = [(self._name(ref[0], r, m), ref[1]) for r, m in instances]
+            self.extra[name] = Node(name, AGGREGATE, parts, origin=ref[0], phase=APPLY, info=info, taskgraph=stage)
         return name
 
-    def _parts(self, ref: Ref, batch: bool) -> List[Ref]:
-        source, index = ref
-        instances = self.instances_of(self.stage_of(source)) if batch else [(r, 0) for r in self.task.holding(self.stage_of(source))]
-        return [(self._name(source, r, m), index) for r, m in instances]
+    def _existing(self, source: str) -> List[Tuple[int, int]]:
+        return [(r, m) for r, m in self.instances_of(self.stage_of(source)) if self.exists(source, r)]
+
+    def _given(self, source: str) -> Tuple[List[Tuple[int, int]], bool]:
+        """The instances of a batch node whose values count; true when none here does, and one stands for the type and shape."""
+        instances = self._existing(source)
+        counting = [(r, m) for r, m in instances if self.task.draws(r)]
+        return (counting, False) if counting else (instances[:1], True)
 
     def _merge(self, ref: Ref, replica: int, across: bool, collection: str = "") -> Ref:
         """One value out of the instances of a tensor: of all replicas, or of one replica's micro-batches."""
         source, index = ref
         rule = merge_rule(self.program, ref, collection)
         stage = self.stage_of(source)
-        instances = self.instances_of(stage) if across else [(replica, m) for m in range(self.batches)]
+        instances, nothing = self._given(source) if across else ([(replica, m) for m in range(self.batches)], False)
         if across and not collection and self._is_noise(source):
             rule, instances = "first", instances[:1]
         if len(instances) == 1 and not (across and len(self.task.group(stage)) > 1):
@@ -304,7 +323,7 @@ class Cloner:
         name = "epl_merge/" + tensor_label(ref) + ("" if across else "/of_%d" % replica) + ("/" + collection if collection else "")
         if name not in self.extra:
             parts = [(instance_name(source, r, m), index) for r, m in instances]
-            self._add_merge(name, ref, parts, rule, across, instances)
+            self._add_merge(name, ref, parts, rule, across, instances, nothing)
         return name, 0
 
     def _is_noise(self, name: str) -> bool:
@@ -319,8 +338,10 @@ class Cloner:
                 return False
         return True
 
-    def _add_merge(self, name: str, ref: Ref, parts: Sequence[Ref], rule: str, across: bool, instances: Sequence[Tuple[int, int]]) -> None:
-        info = {"rule": rule, "across": across, "ref": ref, "instances": tuple(instances)}
+    def _add_merge(
+        self, name: str, ref: Ref, parts: Sequence[Ref], rule: str, across: bool, instances: Sequence[Tuple[int, int]], nothing: bool
+    ) -> None:
+        info = {"rule": rule, "across": across, "ref": ref, "instances": tuple(instances), "nothing": nothing}
         stage = self.stage_of(ref[0])
         self.extra[name] = Node(name, MERGE, parts, origin=ref[0], device=self.task.home(stage), info=info, taskgraph=stage)
 
@@ -375,8 +396,8 @@ class Cloner:
     def _merge_collected(self, ref: Ref, across: bool, collection: str) -> Ref:
         """A collected tensor that is the same in all micro-batches (for example of weights alone)."""
         source, index = ref
-        instances = self.instances_of(self.stage_of(source)) if across else [(self.first, m) for m in range(self.batches)]
+        instances, nothing = self._given(source) if across else ([(self.first, m) for m in range(self.batches)], False)
         name = "epl_merge/%s/%s" % (tensor_label(ref), collection)
         parts = [(self._name(source, r, None), index) for r, _ in instances]
-        self._add_merge(name, ref, parts, merge_rule(self.program, ref, collection), across, instances)
+        self._add_merge(name, ref, parts, merge_rule(self.program, ref, collection), across, instances, nothing)
         return name, 0

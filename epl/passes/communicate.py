@@ -7,9 +7,10 @@ program's key and never depend on what else was compiled before, so that all ran
 agree on them.
 """
 
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
 from epl.errors import ProgramError
 from epl.ir import attrs as A
@@ -17,8 +18,9 @@ from epl.ir import op_table
 from epl.ir.build import DT_INT32, Builder
 from epl.ir.program import APPLY, Feed, Node, Program, Ref
 from epl.passes.base import Pass
-from epl.passes.cut import RECEIVE, SEND, SHARE, TRANSFERS
+from epl.passes.cut import PREFIXES, RECEIVE, SEND, SHARE, TRANSFERS
 from epl.passes.rewire import rewire
+from epl.passes.wires import Wire, moved, summed
 from epl.planner.plan import Task
 
 ANCHOR = "epl_anchor"
@@ -30,9 +32,7 @@ RANKS = "_epl_ranks"
 _SUM, _MAX = 1, 4
 _OF_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"))
 """Ops whose results TensorFlow knows without their inputs' values, when the shapes are static."""
-_BFLOAT16, _UINT16, _FLOAT, _BOOL = 14, 17, 1, 10
-_REDUCIBLE = frozenset((4, 6, 3, 9, 19, 1, 2))
-_MOVABLE = _REDUCIBLE | {_BOOL, 5, _UINT16}
+_BFLOAT16, _FLOAT, _BOOL = 14, 1, 10
 
 
 def collective_name(key: str, label: str, scope: str = "epl_comm") -> str:
@@ -85,17 +85,17 @@ class Communicate(Pass):
         mapping: Dict[Ref, Ref] = {}
         for node in found:
             del nodes[node.name]
-        numbers: Dict[Optional[int], int] = {}
+        numbers: Dict[Tuple[Optional[int], Tuple[int, ...]], int] = {}
         told: List[str] = []
         for node in found:
             taskgraph = node.info.get("taskgraph") if task.spread else None
-            label = _transfer_label(node)
-            if not label:
-                # Counted by stage: not every rank has the collectives of all of them.
-                number = numbers.get(taskgraph, 0)
-                numbers[taskgraph] = number + 1
-                label = node.info.get("name") or ("%03d" % number if taskgraph is None else "%d_%03d" % (taskgraph, number))
             ranks = tuple(node.info["ranks"]) if "ranks" in node.info else task.group(taskgraph)
+            label = node.info.get("name") or _transfer_label(node)
+            if not label:
+                # Counted by stage and by group: not every rank has the collectives of all of them.
+                number = numbers[taskgraph, ranks] = numbers.get((taskgraph, ranks), 0) + 1
+                among = "%s." % "-".join(map(str, ranks)) if "ranks" in node.info and len(ranks) < task.plan.ranks else ""
+                label = among + ("%03d" % (number - 1) if taskgraph is None else "%d_%03d" % (taskgraph, number - 1))
             lower = _Lower(build.at(node.device or task.devices[0]), node, collective_name(task.key, label), foldable, ranks, task)
             for index, ref in enumerate(lower.run()):
                 mapping[node.name, index] = ref
@@ -106,8 +106,8 @@ class Communicate(Pass):
 
 
 def _transfer_label(node: Node) -> str:
-    """The part of a transfer's name that both sides have in common, "" for another collective."""
-    return node.name.partition("/")[2] if node.op in TRANSFERS else ""
+    """The part of a transfer's name that both sides have in common, "" for a collective that all count alike."""
+    return node.name.partition("/")[2] if node.op in TRANSFERS and node.name.startswith(PREFIXES) else ""
 
 
 def _foldable(program: Program) -> Set[str]:
@@ -160,8 +160,8 @@ class _Lower:
             **attrs,
         )
 
-    def _anchored(self, ref: Ref, label: str, dtype: int) -> Ref:
-        if ref[0] not in self.foldable:
+    def _anchored(self, ref: Ref, label: str, dtype: int, foldable: Optional[bool] = None) -> Ref:
+        if not (ref[0] in self.foldable if foldable is None else foldable):
             return ref
         name = "%s/anchored_%s" % (self.name, label)
         zero = self.build.cast(name + "/zero", (ANCHOR, 0), DT_INT32, dtype)
@@ -170,80 +170,82 @@ class _Lower:
         return self.build.op("AddV2", name, [ref, zero], T=A.of_type(dtype))
 
     def _all_reduce(self) -> List[Ref]:
-        wire = _FLOAT if self.dtype == _BFLOAT16 else self.dtype
-        if wire not in _REDUCIBLE:
-            raise ProgramError("A tensor of dtype number %d can't be reduced over ranks (%s)" % (self.dtype, self.node.name))
+        wide = _FLOAT if self.dtype == _BFLOAT16 else self.dtype
+        wire, largest = summed(wide), self.node.info.get("op") == "max"
+        if wire is None or largest and wire.parts > 1:
+            raise ProgramError("A tensor of type %s can't be reduced over ranks (%s)" % (tf.as_dtype(self.dtype).name, self.node.name))
         inputs = []
         for i, ref in enumerate(self.node.inputs):
-            value = self._anchored(ref, str(i), self.dtype)
-            inputs.append(self.build.cast("%s/cast_%d" % (self.name, i), value, self.dtype, wire))
+            value = self.build.cast("%s/cast_%d" % (self.name, i), self._anchored(ref, str(i), self.dtype), self.dtype, wide)
+            inputs.append(self._bits("%s/bits_%d" % (self.name, i), value, wide, wire.dtype))
         factors = {
-            "reduce_op": A.of_int(_MAX if self.node.info.get("op") == "max" else _SUM),
+            "reduce_op": A.of_int(_MAX if largest else _SUM),
             "prescale_factor": A.of_float(1.0),
             "postscale_factor": A.of_float(self.node.info["scale"]),
-            "T": A.of_type(wire),
+            "T": A.of_type(wire.dtype),
         }
         if len(inputs) == 1:
             outputs = [self._hvd("HorovodAllreduce", self.name, inputs, **factors)]
         else:
             self._hvd("HorovodGroupedAllreduce", self.name, inputs, num_tensors=A.of_int(len(inputs)), **factors)
             outputs = [(self.name, i) for i in range(len(inputs))]
-        return [self.build.cast("%s/back_%d" % (self.name, i), ref, wire, self.dtype) for i, ref in enumerate(outputs)]
+        outputs = [self._bits("%s/value_%d" % (self.name, i), ref, wire.dtype, wide) for i, ref in enumerate(outputs)]
+        return [self.build.cast("%s/back_%d" % (self.name, i), ref, wide, self.dtype) for i, ref in enumerate(outputs)]
 
-    def _moved(self, value: Ref, wire: int) -> Ref:
-        if wire == self.dtype:
-            return value
-        return self.build.op("Bitcast", self.name + "/bits", [value], T=A.of_type(self.dtype), type=A.of_type(wire))
+    def _bits(self, name: str, value: Ref, source: int, target: int) -> Ref:
+        """The same bits as another type; elements of half the size make a last dimension of two."""
+        return value if source == target else self.build.op("Bitcast", name, [value], T=A.of_type(source), type=A.of_type(target))
 
-    def _returned(self, value: Ref, wire: int) -> List[Ref]:
-        if wire == self.dtype:
-            return [value]
-        return [self.build.op("Bitcast", self.name + "/back", [value], T=A.of_type(wire), type=A.of_type(self.dtype))]
-
-    def _wire(self) -> int:
-        wire = _UINT16 if self.dtype == _BFLOAT16 else self.dtype
-        if wire not in _MOVABLE:
-            raise ProgramError("A tensor of dtype number %d can't travel between ranks (%s)" % (self.dtype, self.node.name))
+    def _wire(self) -> Wire:
+        wire = moved(self.dtype)
+        if wire is None:
+            raise ProgramError("A tensor of type %s can't travel between ranks (%s)" % (tf.as_dtype(self.dtype).name, self.node.name))
         return wire
 
+    def _given(self, wire: int) -> Ref:
+        """What this rank gives, as it travels."""
+        ref = self.node.inputs[0]
+        # Not all types can be added to: the bits are tied to the anchor.
+        return self._anchored(self._bits(self.name + "/bits", ref, self.dtype, wire), "0", wire, ref[0] in self.foldable)
+
+    def _returned(self, value: Ref, wire: int) -> List[Ref]:
+        return [self._bits(self.name + "/back", value, wire, self.dtype)]
+
     def _all_gather(self) -> List[Ref]:
-        wire = self._wire()
-        value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire)
-        return self._returned(self._hvd("HorovodAllgather", self.name, [value], T=A.of_type(wire)), wire)
+        wire = self._wire().dtype
+        return self._returned(self._hvd("HorovodAllgather", self.name, [self._given(wire)], T=A.of_type(wire)), wire)
 
     def _all_to_all_of(self) -> List[Ref]:
         """A flat tensor, and how many elements of it go to each rank."""
-        wire = self._wire()
-        value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire)
-        return self._returned(self._hvd("HorovodAlltoall", self.name, [value, self.node.inputs[1]], T=A.of_type(wire)), wire)
+        wire = self._wire().dtype
+        return self._returned(self._hvd("HorovodAlltoall", self.name, [self._given(wire), self.node.inputs[1]], T=A.of_type(wire)), wire)
 
     def _broadcast(self) -> List[Ref]:
-        wire = self._wire()
-        value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire)
+        wire = self._wire().dtype
         root = A.of_int(self.node.info["root"])
-        return self._returned(self._hvd("HorovodBroadcast", self.name, [value], T=A.of_type(wire), root_rank=root), wire)
+        return self._returned(self._hvd("HorovodBroadcast", self.name, [self._given(wire)], T=A.of_type(wire), root_rank=root), wire)
 
     # Between stages. What travels is flat: the sizes of unknown dimensions need not be told.
 
     def _send(self) -> List[Ref]:
-        wire, to = self._wire(), 1 - self.ranks.index(self.rank)
-        value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire)
+        wire, to = self._wire().dtype, 1 - self.ranks.index(self.rank)
+        value = self._given(wire)
         if self._tells_shape():
             self.told.append(self._all_to_all(self._called("shape"), self._own_shape(value, wire), DT_INT32, to)[0])
         self._all_to_all(self.name, self._flat(value, wire), wire, to)
         return [(self.name, 0)]
 
     def _receive(self) -> List[Ref]:
-        wire = self._wire()
+        wire = self._wire().dtype
         shape = self._all_to_all(self._called("shape"), self._nothing(DT_INT32), DT_INT32, None) if self._tells_shape() else self._shape()
         flat = self._all_to_all(self.name, self._nothing(wire), wire, None)
         return self._returned(self._reshaped(flat, shape, wire), wire)
 
     def _share(self) -> List[Ref]:
         """An all-gather to which only the owner gives something."""
-        wire = self._wire()
+        wire = self._wire().dtype
         owner = bool(self.node.inputs)
-        value = self._moved(self._anchored(self.node.inputs[0], "0", self.dtype), wire) if owner else self._nothing(wire)
+        value = self._given(wire) if owner else self._nothing(wire)
         shape = self._shape()
         if self._tells_shape():
             own = self._own_shape(value, wire) if owner else self._nothing(DT_INT32)
@@ -265,10 +267,12 @@ class _Lower:
         return shape is None or sum(d is None for d in shape) > 1 or (0 in shape and None in shape)
 
     def _shape(self) -> Optional[Ref]:
+        """The shape of what travels, before it was made flat."""
         if self._tells_shape():
             return None
-        dims = np.array([-1 if d is None else d for d in self.node.info["shape"]], np.int32)
-        return self.build.const(self.name + "/dims", dims, DT_INT32)
+        parts = self._wire().parts
+        dims = [-1 if d is None else d for d in self.node.info["shape"]] + [parts] * (parts > 1)
+        return self.build.const(self.name + "/dims", np.array(dims, np.int32), DT_INT32)
 
     def _flat(self, value: Ref, wire: int) -> Ref:
         one = self.build.const(self.name + "/one_dimension", [-1], DT_INT32)

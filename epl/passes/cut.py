@@ -18,12 +18,15 @@ from epl.errors import ProgramError
 from epl.ir import op_table
 from epl.ir.program import Node, Program, Ref, Shape, ref_text
 from epl.passes.merge_rules import merge_rule
+from epl.passes.wires import moved
 from epl.planner.plan import Plan, Task
 
 SEND, RECEIVE, SHARE = "EplSend", "EplReceive", "EplShare"
 INSPECTIONS = frozenset(("IsVariableInitialized", "VarIsInitializedOp"))
 """What asks whether a variable is initialised: each process answers for its own."""
 TRANSFERS = (SEND, RECEIVE, SHARE)
+PREFIXES = ("epl_receive/", "epl_send/", "epl_share/")
+"""Of the names of transfers between stages; the rest of the name is common to both sides."""
 FETCHED = "fetched"
 """Form of what a fetch returns."""
 
@@ -114,22 +117,26 @@ class Crossings:
 
     def _info(self, value: Value, consumer: str, ranks: Sequence[int]) -> Dict[str, object]:
         dtype = op_table.dtype_of(self._program, *value.ref)
-        if dtype in op_table.OPAQUE:
+        if moved(dtype) is None:
             raise ProgramError(self._opaque(value.ref, consumer, dtype))
         return {"dtype": dtype, "shape": self._shape(value), "ranks": tuple(sorted(ranks)), "ref": value.ref}
 
     def _opaque(self, ref: Ref, consumer: str, dtype: int) -> str:
         advice = {
             tf.string.as_datatype_enum: "strings do not travel. Convert them to numbers before the stage ends, for example by tf.strings.to_number, "
-            "a table lookup or tf.strings.to_hash_bucket_fast, or use them in the stage that has them",
+            "a table lookup or tf.strings.to_hash_bucket_fast, or use them in the stage that has them, as in tf.print",
             tf.resource.as_datatype_enum: "a resource can't leave its process. Use it in the stage that created it, and pass on what is read from it",
-        }.get(dtype, "a value of this type can't leave its process. Convert it to a tensor of numbers in the stage that has it")
-        return "Tensor '%s' of type %s is made in taskgraph %s and used by node '%s' in taskgraph %s, in another process: %s" % (
+            tf.variant.as_datatype_enum: "a value of this type can't leave its process. Convert it to a tensor of numbers in the stage that has it",
+        }.get(dtype, "TensorFlow has no way to send its bits. Cast it to another type, such as float16 or int8, in the stage that has it")
+        if consumer in self._program.nodes:
+            use = "used by node '%s' in taskgraph %s, in another process" % (consumer, self._program.taskgraph_of(consumer))
+        else:
+            use = "fetched, which gives it to every process of the replica"
+        return "Tensor '%s' of type %s is made in taskgraph %s and %s: %s" % (
             ref_text(ref),
             tf.as_dtype(dtype).name,
             self._program.taskgraph_of(ref[0]),
-            consumer,
-            self._program.taskgraph_of(consumer) if consumer in self._program.nodes else "-",
+            use,
             advice,
         )
 
@@ -138,6 +145,10 @@ class Crossings:
         shape = self._program.shape_of(value.ref)
         if shape is None:
             return None
+        form = self._program.facts.forms.get(value.ref)
+        if form is not None:
+            length = self._task.plan.group.lengths(shape[form.dim] or 0, form.unit)[self._task.lane(value.replica)]
+            shape = shape[: form.dim] + (length,) + shape[form.dim + 1 :]
         if value.form == "gradient":
             # Rows of a sparse gradient are concatenated.
             rows = self._program.facts.gradients[value.ref].component in ("values", "indices")

@@ -1,6 +1,6 @@
 """Effects: in which order variables are read and written, and how replicas stay equal."""
 
-from typing import Dict, List, Set
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from tensorflow.core.framework import types_pb2
 
@@ -137,44 +137,78 @@ class Statistics(Pass):
 
     @staticmethod
     def _average(program: Program, task: Task, nodes: Dict[str, Node], variable: str, writers: List[Node], readers: List[Node]) -> List[str]:
+        """Average a variable over all replicas; what lanes hold parts of, lane by lane."""
         dtype = variable_dtype(program.nodes[instance_name(variable, writers[0].replica, None)])
         if dtype not in op_table.FLOATS:
             return []
-        endings = program.facts.endings
-        taskgraph = writers[0].taskgraph
-        holding = task.holding(taskgraph)
-        base = "epl_statistics/" + variable
-        values: List[Ref] = []
-        waits: List[List[str]] = []
-        for replica in holding:
-            name = instance_name(variable, replica, None)
-            done = [e for w in writers if w.replica == replica for e in instances_at(program, task, w, endings.done(w.origin))]
-            build = Builder(nodes, task.device_of(replica, taskgraph), FORWARD)
-            values.append(read_variable(build, "%s/read_%d" % (base, replica), program.nodes[name], list(dict.fromkeys(done))))
-            # Reads of the step must see the replica's own value, not the average.
-            ends = [e for r in readers if r.replica == replica for e in instances_at(program, task, r, endings.released(r.origin))]
-            waits.append(list(dict.fromkeys([values[-1][0]] + ends)))
-        build = Builder(nodes, task.home(taskgraph), FORWARD)
-        gate = [program.agreement.gate] if program.agreement and program.agreement.gate else []
-        several = len(task.group(taskgraph)) > 1
-        if task.plan.statistics_reduce == "first":
-            value = values[0]
-            if several:
-                info = {"dtype": dtype, "root": task.first_holder(taskgraph), "taskgraph": taskgraph}
-                value = build.op("EplBroadcast", base + "/first", [value], gate, info=info)
-        else:
-            value = build.add_n(base + "/sum", values, dtype)
-            factor = 1.0 / task.plan.replicas
-            if several:
-                value = build.op("EplAllReduce", base + "/mean", [value], gate, info={"dtype": dtype, "scale": factor, "taskgraph": taskgraph})
-            else:
-                value = build.scale(base + "/mean", value, factor, dtype)
-        effects = []
-        for place, replica in enumerate(holding):
-            name = instance_name(variable, replica, None)
-            build = Builder(nodes, task.device_of(replica, taskgraph), FORWARD)
-            effects.append(assign_variable(build, "%s/assign_%d" % (base, replica), program.nodes[name], value, waits[place]))
+        taskgraph, plan = writers[0].taskgraph, task.plan
+        form = (program.held or {}).get(variable)
+        if form is None:
+            info: Dict[str, Any] = {"dtype": dtype, "taskgraph": taskgraph}
+            root = task.first_holder(taskgraph)
+            return _averaged(program, task, nodes, variable, (writers, readers), task.holding(taskgraph), task.group(taskgraph), root, info)
+        effects: List[str] = []
+        for lane in range(plan.lanes if form.is_sharded else 1):
+            replicas, group = task.lanes_here(taskgraph, lane), plan.peers(lane, taskgraph)
+            if replicas:
+                info = {"dtype": dtype, "taskgraph": taskgraph, "ranks": group}
+                root = plan.process(lane, taskgraph)
+                effects += _averaged(program, task, nodes, variable, (writers, readers), replicas, group, root, info)
         return effects
+
+
+def _averaged(
+    program: Program,
+    task: Task,
+    nodes: Dict[str, Node],
+    variable: str,
+    accesses: Tuple[List[Node], List[Node]],
+    replicas: List[int],
+    group: Sequence[int],
+    root: int,
+    info: Dict[str, Any],
+) -> List[str]:
+    """Give copies of a variable their mean, or the first one's value.
+
+    Args:
+      accesses: what writes it, and what reads it.
+      replicas: the local ones with a copy. group: the processes with copies; root: the one with the first.
+      info: for collectives among them.
+    """
+    writers, readers = accesses
+    endings, dtype, taskgraph = program.facts.endings, info["dtype"], info["taskgraph"]
+    lane = "/lane_%d" % task.lane(replicas[0]) if "ranks" in info else ""
+    base = "epl_statistics/" + variable + lane
+    values: List[Ref] = []
+    waits: List[List[str]] = []
+    for replica in replicas:
+        name = instance_name(variable, replica, None)
+        done = [e for w in writers if w.replica == replica for e in instances_at(program, task, w, endings.done(w.origin))]
+        build = Builder(nodes, task.device_of(replica, taskgraph), FORWARD)
+        values.append(read_variable(build, "%s/read_%d" % (base, replica), program.nodes[name], list(dict.fromkeys(done))))
+        # Reads of the step must see the replica's own value, not the average.
+        ends = [e for r in readers if r.replica == replica for e in instances_at(program, task, r, endings.released(r.origin))]
+        waits.append(list(dict.fromkeys([values[-1][0]] + ends)))
+    build = Builder(nodes, task.device_of(replicas[0], taskgraph), FORWARD)
+    gate = [program.agreement.gate] if program.agreement and program.agreement.gate else []
+    several = len(group) > 1
+    if task.plan.statistics_reduce == "first":
+        value = values[0]
+        if several:
+            value = build.op("EplBroadcast", base + "/first", [value], gate, info=dict(info, root=root))
+    else:
+        value = build.add_n(base + "/sum", values, dtype)
+        factor = (task.plan.lanes if lane else 1.0) / task.plan.replicas
+        if several:
+            value = build.op("EplAllReduce", base + "/mean", [value], gate, info=dict(info, scale=factor))
+        else:
+            value = build.scale(base + "/mean", value, factor, dtype)
+    effects = []
+    for place, replica in enumerate(replicas):
+        name = instance_name(variable, replica, None)
+        build = Builder(nodes, task.device_of(replica, taskgraph), FORWARD)
+        effects.append(assign_variable(build, "%s/assign_%d" % (base, replica), program.nodes[name], value, waits[place]))
+    return effects
 
 
 def read_variable(build: Builder, name: str, variable: Node, controls: List[str]) -> Ref:

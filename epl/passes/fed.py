@@ -30,7 +30,7 @@ class FedBatches:
             return
         whole = self._names[node.name] = node.name + FED
         cloner.nodes[whole] = node.replace(name=whole, device=task.host)
-        instances = cloner.instances_of(node.taskgraph)
+        instances = [(r, m) for r, m in cloner.instances_of(node.taskgraph) if cloner.exists(node.name, r)]
         divided = mode == DIVIDE and len(instances) > 1
         split = node.name + "/epl_split"
         if divided:

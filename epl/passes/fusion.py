@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from epl.ir import attrs as A
 from epl.ir.build import Builder
 from epl.ir.program import Ref
+from epl.passes.wires import COMPLEX
 from epl.planner.plan import Task
 
 DT_HALF = 19
@@ -48,7 +49,7 @@ def all_reduce(build: Builder, items: Sequence[Any], task: Task, factor: float, 
     """
     results: Dict[int, Ref] = {}
     plan, taskgraph = task.plan, items[0].taskgraph
-    among = {"taskgraph": taskgraph} if lane is None else {"taskgraph": taskgraph, "ranks": task.peers(lane)}
+    among = {"taskgraph": taskgraph} if lane is None else {"taskgraph": taskgraph, "ranks": plan.peers(lane, taskgraph)}
     place = ("taskgraph_%d_" % taskgraph if taskgraph is not None else "") + ("lane_%d_" % lane if lane is not None else "")
     # The gradients of a later call may wait for the update of an earlier one: they can't travel together.
     alike: Dict[Tuple[int, int], List[int]] = {}
@@ -60,7 +61,7 @@ def all_reduce(build: Builder, items: Sequence[Any], task: Task, factor: float, 
             members = [positions[g] for g in group]
             name = "epl_all_reduce/%s%d_%d_%d" % (place, record, dtype, number)
             values = [items[p].value for p in members]
-            if plan.fp16 and dtype != DT_HALF:
+            if plan.fp16 and dtype != DT_HALF and dtype not in COMPLEX:
                 reduced = _compressed(build, name, values, dtype, task, among, factor, controls)
             else:
                 build.op("EplAllReduce", name, values, controls, info=dict(among, dtype=dtype, scale=factor))

@@ -138,7 +138,7 @@ class _Lowering:
             return 1.0 / plan.micro_batches
         if self.weights:
             return 1.0
-        return 1.0 / (plan.micro_batches * plan.replicas)
+        return 1.0 / (plan.micro_batches * plan.streams)
 
     def _divisor(self) -> Optional[Ref]:
         """1 / B, when batches may be unequal and B is not in the weights."""
@@ -161,7 +161,7 @@ class _Lowering:
 
     def _constant(self, node: Node) -> None:
         """A gradient that does not depend on the batch is the same everywhere (weight decay)."""
-        factor = float(self.task.plan.replicas) if self.task.plan.reduce_method == "sum" else 1.0
+        factor = float(self.task.plan.streams) if self.task.plan.reduce_method == "sum" else 1.0
         dtype = op_table.dtype_of(self.program, *node.inputs[0])
         refs = []
         for replica, part in zip(self.task.holding(node.taskgraph), node.inputs):
@@ -174,10 +174,7 @@ class _Lowering:
         if not self.weights or node.info["tag"].record in self.seeded:
             return node.inputs
         parts = []
-        holding = self.task.holding(node.taskgraph)
-        for position, part in enumerate(node.inputs):
-            place, micro_batch = divmod(position, self.task.micro_batches)
-            replica = holding[place]
+        for (replica, micro_batch), part in zip(node.info["instances"], node.inputs):
             device = self.task.device_of(replica, node.taskgraph)
             weight = instance_weight(self.program, self.task, self.nodes, replica, micro_batch, device)
             name = "%s/part_%d_%d" % (node.name, replica, micro_batch)
@@ -206,9 +203,11 @@ class _Lowering:
         dtype = op_table.dtype_of(self.program, *node.inputs[0])
         batches, lanes = self.task.micro_batches, self.task.plan.lanes
         sums: Dict[int, List[Tuple[int, Ref]]] = {}
-        for replica in self._everywhere:
+        # What the first lane has alone has no instances on the others.
+        holding = list(dict.fromkeys(replica for replica, _ in node.info["instances"]))
+        for place, replica in enumerate(holding):
             build = self.build.at(self.task.device_of(replica, node.taskgraph))
-            parts = node.inputs[replica * batches : (replica + 1) * batches]
+            parts = node.inputs[place * batches : (place + 1) * batches]
             total = build.chain("%s/of_%d" % (node.name, replica), parts, dtype)
             sums.setdefault(self.task.lane(replica), []).append((replica, total))
         found = []
@@ -218,7 +217,7 @@ class _Lowering:
             name = "%s/lane_%d" % (node.name, lane)
             value = self.build.add_n(name, [total for _, total in totals], dtype)
             value = self._accumulated(name, value, dtype, None)
-            found.append(Dense(node.name, value, dtype, size, node.info["tag"].record, tuple(r for r, _ in totals), self._stage(node), lane))
+            found.append(Dense(node.name, value, dtype, size, node.info["tag"].record, tuple(r for r, _ in totals), node.taskgraph, lane))
         return found
 
     def _home(self, node: Node) -> Builder:
@@ -266,8 +265,8 @@ class _Lowering:
             items = [dense[i] for i in positions]
             factor = self.factor
             values: Sequence[Ref] = [item.value for item in items]
-            ranks = self.task.group(taskgraph) if lane is None else self.task.peers(lane)
-            self.build = self.build.at(self.task.home(taskgraph) if lane is None else self.task.devices[items[0].replicas[0]])
+            ranks = self.task.group(taskgraph) if lane is None else self.task.plan.peers(lane, taskgraph)
+            self.build = self.build.at(self.task.home(taskgraph) if lane is None else self.task.device_of(items[0].replicas[0], taskgraph))
             if len(ranks) > 1 and self.task.part in (WHOLE, LAST):
                 values, factor = all_reduce(self.build, items, self.task, factor, self.gate, lane), 1.0
             for position, item, value in zip(positions, items, values):
@@ -290,8 +289,8 @@ class _Lowering:
         dtype = op_table.dtype_of(self.program, *values.inputs[0])
         itype = op_table.dtype_of(self.program, *indices.inputs[0])
         name = values.name
-        rows = self._kept(name, "rows", self.build.concat(name + "/rows", self._weighed(values, dtype), dtype), dtype)
-        ids = self._kept(name, "ids", self.build.concat(name + "/ids", indices.inputs, itype), itype)
+        rows = self._kept(name, "rows", self._concatenated(values, name + "/rows", self._weighed(values, dtype), dtype), dtype)
+        ids = self._kept(name, "ids", self._concatenated(indices, name + "/ids", indices.inputs, itype), itype)
         # What consumers do with the rows is known in the last run of a step only.
         if self._travels(values.taskgraph) and self._mergeable(values, indices):
             vocabulary = self._vocabulary(values)
@@ -303,11 +302,16 @@ class _Lowering:
         self._finish(indices.name, self._gathered(values, "ids", ids, itype))
         return []
 
+    def _concatenated(self, node: Node, name: str, parts: Sequence[Ref], dtype: int) -> Ref:
+        """The rows of the local instances; none where no batch is this process's own."""
+        rows = self.build.concat(name, parts, dtype)
+        return self.build.rows(name + "/nothing", rows, 0, dtype) if node.info["nothing"] else rows
+
     def _half(self, node: Node) -> None:
         """Only the values of a sparse gradient are used (their norm, say), or only the indices."""
         dtype = op_table.dtype_of(self.program, *node.inputs[0])
         values = node.info["tag"].component == "values"
-        rows = self.build.concat(node.name + "/rows", self._weighed(node, dtype) if values else node.inputs, dtype)
+        rows = self._concatenated(node, node.name + "/rows", self._weighed(node, dtype) if values else node.inputs, dtype)
         rows = self._gathered(node, "rows", self._kept(node.name, "rows", rows, dtype), dtype)
         self._finish(node.name, self._scaled(node.name, rows, dtype, self.factor) if values else rows)
 
@@ -349,7 +353,9 @@ class _Lowering:
         part = self.program.nodes[values.inputs[0][0]]
         refs = part.inputs[:-1] if part.op == "ConcatV2" else [values.inputs[0]]
         shapes = (self.program.shape_of((self.program.nodes[n].origin or n, i)) for n, i in refs)
-        return len(values.inputs) * sum(shape[0] or 0 for shape in shapes if shape)
+        # The same on all ranks, also on one that draws nothing.
+        instances = len(values.inputs) if self.task.plan.copies == 1 else self.task.micro_batches
+        return instances * sum(shape[0] or 0 for shape in shapes if shape)
 
     def _as_dense(self, values: Node, rows: Ref, ids: Ref, dtype: int, itype: int, vocabulary: int) -> List[Dense]:
         """The gradient as a table, and which rows were used: optimizers leave the other rows alone."""

@@ -1,6 +1,6 @@
 """Outputs: merge the values of several instances into one (lower `EplMerge`)."""
 
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Sequence
 
 from epl.errors import ProgramError
 from epl.ir import attrs as A
@@ -51,11 +51,13 @@ def _lower(program: Program, task: Task, build: Builder, node: Node) -> Ref:
         return build.op("EplBroadcast", node.name + "/first", node.inputs, gate, info=info)
     if rule == "concat":
         local = _concat(program, build, node, dtype)
+        if node.info["nothing"]:
+            local = build.rows(node.name + "/nothing", local, 0, dtype)
         if not across:
             return local
         return build.op("EplAllGather", node.name + "/gather", [local], gate, info={"dtype": dtype, "taskgraph": node.taskgraph})
     if rule == "sum":
-        local = build.add_n(node.name + "/sum", node.inputs, dtype)
+        local = build.add_n(node.name + "/sum", _counting(build, node, dtype), dtype)
         return _over_ranks(build, node, local, dtype, 1.0, gate) if across else local
     if dtype not in op_table.FLOATS:
         raise ProgramError(
@@ -68,12 +70,12 @@ def _lower(program: Program, task: Task, build: Builder, node: Node) -> Ref:
 def _mean(program: Program, task: Task, build: Builder, node: Node, dtype: int, gate: List[str], across: bool) -> Ref:
     sizes = program.agreement.sizes if program.agreement else {}
     if not sizes:
-        local = build.add_n(node.name + "/sum", node.inputs, dtype)
-        factor = 1.0 / (task.plan.replicas * task.micro_batches if across else len(node.inputs))
+        local = build.add_n(node.name + "/sum", _counting(build, node, dtype), dtype)
+        factor = 1.0 / (task.plan.streams * task.micro_batches if across else len(node.inputs))
         return _over_ranks(build, node, local, dtype, factor, gate) if across else build.scale(node.name + "/mean", local, factor, dtype)
     weights = [sizes[instance] for instance in node.info["instances"]]
     parts = []
-    for i, (part, weight) in enumerate(zip(node.inputs, weights)):
+    for i, (part, weight) in enumerate(zip(_counting(build, node, dtype), weights)):
         cast = build.cast("%s/weight_%d" % (node.name, i), weight, DT_FLOAT, dtype)
         parts.append(build.mul("%s/part_%d" % (node.name, i), part, cast, dtype))
     local = build.add_n(node.name + "/sum", parts, dtype)
@@ -81,6 +83,13 @@ def _mean(program: Program, task: Task, build: Builder, node: Node, dtype: int, 
     summed = _over_ranks(build, node, local, dtype, 1.0, gate) if across else local
     divisor = build.cast(node.name + "/total", total, DT_FLOAT, dtype)
     return build.op("RealDiv", node.name + "/mean", [summed, divisor], T=A.of_type(dtype))
+
+
+def _counting(build: Builder, node: Node, dtype: int) -> Sequence[Ref]:
+    """The terms of this process."""
+    if not node.info["nothing"]:
+        return node.inputs
+    return [build.op("ZerosLike", node.name + "/nothing", node.inputs, T=A.of_type(dtype))]
 
 
 def _over_ranks(build: Builder, node: Node, local: Ref, dtype: int, factor: float, gate: List[str]) -> Ref:

@@ -3,6 +3,7 @@
 from typing import List
 
 from epl.passes.agree import Agree
+from epl.passes.alarm import Alarm
 from epl.passes.apply_groups import ApplyGroups
 from epl.passes.base import Pass
 from epl.passes.checkpoint import Checkpoint
@@ -43,4 +44,5 @@ def default_passes(task: Task) -> List[Pass]:
         Scheduling(),
         Checkpoint(),
         Communicate(),
+        Alarm(),
     ]

@@ -12,7 +12,6 @@ from epl.passes.communicate import Communicate
 from epl.passes.effects import assign_variable, read_variable, variable_dtype
 from epl.passes.instances import instance_name
 from epl.planner.plan import Task
-from epl.planner.sharding.spec import Group
 
 
 def _taskgraph(whole: Program, variable: str) -> Optional[int]:
@@ -63,29 +62,29 @@ def sync_program(whole: Program, variables: Sequence[str], task: Task) -> Progra
 
 def _groups(whole: Program, task: Task) -> List[Tuple[int, ...]]:
     """The groups of processes that may talk, in the same order on all ranks."""
+    found: List[Tuple[int, ...]] = []
     if task.spread:
-        found = [task.group(t) for t in range(len(task.plan.places[0]))]
-    else:
-        found = [task.peers(lane) for lane in range(task.plan.lanes)] if whole.held else []
+        found += [task.group(t) for t in range(len(task.plan.places[0]))]
+    for variable in whole.held or ():
+        found += [task.plan.peers(lane, _taskgraph(whole, variable)) for lane in range(task.plan.lanes)]
     return [group for group in dict.fromkeys(found) if len(group) > 1]
 
 
 def _copies_of(whole: Program, source: Node, task: Task) -> List[_Copies]:
     shape = source.attr("shape")
     dims = [d.size for d in shape.shape.dim] if shape is not None and not shape.shape.unknown_rank else [-1]
-    form = (whole.held or {}).get(source.name)
+    form, taskgraph = (whole.held or {}).get(source.name), _taskgraph(whole, source.name)
     if form is None:
-        taskgraph = _taskgraph(whole, source.name)
         return [_Copies("", task.holding(taskgraph), task.home(taskgraph), task.group(taskgraph), task.first_holder(taskgraph), dims, taskgraph)]
     found = []
-    lengths = Group.of(task.plan.lanes).lengths(dims[form.dim], form.unit)
+    lengths = task.plan.group.lengths(dims[form.dim], form.unit) if form.is_sharded else (None,)  # the first lane alone has it
     for lane, length in enumerate(lengths):
         # Each lane has a part of its own, and meets the same lane of the other groups.
-        replicas = [r for r in range(task.local_replicas) if task.lane(r) == lane]
-        group, own = task.peers(lane), dims[: form.dim] + [length] + dims[form.dim + 1 :]
+        replicas = task.lanes_here(taskgraph, lane)
+        group, own = task.plan.peers(lane, taskgraph), dims if length is None else dims[: form.dim] + [length] + dims[form.dim + 1 :]
         if replicas and (len(group) > 1 or len(replicas) > 1):
-            root = lane // task.plan.devices_per_rank
-            found.append(_Copies("/lane_%d" % lane, replicas, task.devices[replicas[0]], group, root, own, None))
+            home = task.device_of(replicas[0], taskgraph)
+            found.append(_Copies("/lane_%d" % lane, replicas, home, group, task.plan.process(lane, taskgraph), own, taskgraph))
     return found
 
 

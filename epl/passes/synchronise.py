@@ -50,7 +50,8 @@ def _combine(program: Program, task: Task, nodes: Dict[str, Node], members: List
     build = Builder(nodes, task.home(first.taskgraph), first.phase)
     base = first.name + "/epl_all"
     total = build.add_n(base + "/sum", [(m.name, 0) for m in members], dtype)
-    factor = 1.0 if kind == "sum" else 1.0 / task.plan.replicas
+    # Lanes that compute one batch have the same value of it.
+    factor = (task.plan.streams if kind == "sum" else 1.0) / task.plan.replicas
     if len(task.group(first.taskgraph)) == 1:
         return build.scale(base + "/scaled", total, factor, dtype)
     return build.op("EplAllReduce", base, [total], gate, info={"dtype": dtype, "scale": factor, "taskgraph": first.taskgraph})

@@ -5,8 +5,13 @@ import hashlib
 import json
 from typing import Any, Dict, List, Optional, Tuple
 
+from epl.planner.sharding.spec import Group
+
 WHOLE, FIRST, MIDDLE, LAST = "whole", "first", "middle", "last"
 """Parts of a training step: all of it in one run, or one of several consecutive runs."""
+
+
+_LISTS = ("split", "narrow", "shares")
 
 
 class _Index:
@@ -49,13 +54,17 @@ class Plan:
       fp16, fp16_scale: compressed all-reduce.
       apply_groups: groups in which the optimizer updates the variables, one after the other.
       schedule: name of the pipeline schedule.
-      places: for each replica, by taskgraph, the process that holds that stage; empty when
-        every replica lies within one process.
+      places: for each replica (each lane of each group), by taskgraph, the process that holds that
+        stage; empty when every replica lies within one process.
       pipeline_devices: devices of one replica when some hold several stages; 0 when each
         stage has its own.
       lanes: devices of a group that hold the taskgraphs of `split` scopes together; each of
         them is a replica of all other taskgraphs.
       split: the taskgraphs of `split` scopes.
+      copies: lanes of a group that compute the same batch, which the first of them draws and is
+        fed: 1 when each lane has batches of its own, else all lanes.
+      narrow: taskgraphs that the first lane of each group computes alone.
+      shares: how much of what is divided each lane gets, as weights; empty for equal parts.
     """
 
     ranks: int = 1
@@ -75,16 +84,45 @@ class Plan:
     pipeline_devices: int = 0
     lanes: int = 1
     split: Tuple[int, ...] = ()
+    copies: int = 1
+    narrow: Tuple[int, ...] = ()
+    shares: Tuple[int, ...] = ()
 
     _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)
 
     @property
     def replicas(self) -> int:
-        """Replicas of the model in the whole job."""
+        """Replicas of the model in the whole job; each lane of a group counts as one."""
         return len(self.places) or self.ranks * self.devices_per_rank
+
+    @property
+    def group(self) -> Group:
+        """The lanes with their shares."""
+        return Group(self.shares) if self.shares else Group.of(self.lanes)
+
+    @property
+    def streams(self) -> int:
+        """Replicas with batches of their own in the whole job."""
+        return self.replicas // self.copies
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_index", _Index(self.places))
+
+    def process(self, replica: int, taskgraph: Optional[int]) -> int:
+        """The process that holds a taskgraph of a replica; of what belongs to none, and is in all of its processes, the first."""
+        return self.places[replica][taskgraph or 0] if self.places else replica // self.devices_per_rank
+
+    def lane_processes(self, group: int, taskgraph: Optional[int]) -> List[int]:
+        """The process of each lane of a group that holds a taskgraph."""
+        return [self.process(group * self.lanes + lane, taskgraph) for lane in range(self.lanes)]
+
+    def peers(self, lane: int, taskgraph: Optional[int]) -> Tuple[int, ...]:
+        """The processes that hold a taskgraph of one lane of any group."""
+        return tuple(sorted({self.process(first + lane, taskgraph) for first in range(0, self.replicas, self.lanes)}))
+
+    def lane_groups(self, taskgraph: Optional[int]) -> List[Tuple[int, ...]]:
+        """The processes that hold a taskgraph of each group of lanes."""
+        return [tuple(sorted(set(self.lane_processes(group, taskgraph)))) for group in range(self.replicas // self.lanes)]
 
     def members(self, replica: int) -> Tuple[int, ...]:
         """The processes that hold stages of a replica."""
@@ -101,8 +139,9 @@ class Plan:
         return self._index.first[rank]
 
     def is_seen(self, replica: int) -> bool:
-        """Whether some process sees the values of a replica."""
-        return replica in self._index.seen
+        """Whether some process sees the values of a replica, or of another lane of its group."""
+        first = replica - replica % self.lanes
+        return not self._index.seen.isdisjoint(range(first, first + self.lanes))
 
     def held(self, rank: int) -> Tuple[int, ...]:
         """The replicas of which a process holds a part: first the one whose values it sees, then those that others see."""
@@ -126,11 +165,12 @@ class Plan:
 
     def to_json(self) -> Dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
-        return dict(fields, places=[list(row) for row in self.places], split=list(self.split))
+        return dict(fields, places=[list(row) for row in self.places], **{name: list(fields[name]) for name in _LISTS})
 
     @classmethod
     def from_json(cls, data: Dict[str, Any]) -> "Plan":
-        return cls(**dict(data, places=tuple(tuple(row) for row in data.get("places", ())), split=tuple(data.get("split", ()))))
+        lists = {name: tuple(data.get(name, ())) for name in _LISTS}
+        return cls(**dict(data, places=tuple(tuple(row) for row in data.get("places", ())), **lists))
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
@@ -185,19 +225,17 @@ class Task:
         """The place of a local replica in its group."""
         return self.replica_id(replica) % self.plan.lanes
 
+    def draws(self, replica: int) -> bool:
+        """Whether a local replica draws batches and is fed; else it is given those of the first lane of its group."""
+        return self.replica_id(replica) % self.plan.copies == 0
+
     def group_of(self, replica: int) -> int:
         """The group that a local replica is a lane of."""
         return self.replica_id(replica) // self.plan.lanes
 
-    def peers(self, lane: int) -> Tuple[int, ...]:
-        """The processes that have this place in any group."""
-        firsts = range(0, self.plan.replicas, self.plan.lanes)
-        return tuple(sorted({(first + lane) // self.plan.devices_per_rank for first in firsts}))
-
-    def lane_processes(self, replica: int) -> List[int]:
-        """The process of each lane of a local replica's group."""
-        first = self.group_of(replica) * self.plan.lanes
-        return [(first + lane) // self.plan.devices_per_rank for lane in range(self.plan.lanes)]
+    def lanes_here(self, taskgraph: Optional[int], lane: int) -> List[int]:
+        """The local replicas that are one lane of their groups and of which this process holds a taskgraph."""
+        return [replica for replica in self.holding(taskgraph) if self.lane(replica) == lane]
 
     def replica_id(self, replica: int) -> int:
         """Number in the job of a local replica."""
@@ -249,8 +287,8 @@ class Task:
         return self.plan.ranks if self.parallel else 1
 
     def global_index(self, replica: int, micro_batch: Optional[int]) -> int:
-        """Position of a local instance among all instances of the job, replica-major."""
-        return self.replica_id(replica) * self.micro_batches + (micro_batch or 0)
+        """Position of a local instance's batch among all batches of the job, replica-major."""
+        return self.replica_id(replica) // self.plan.copies * self.micro_batches + (micro_batch or 0)
 
     def alone(self) -> "Task":
         """The task of a program that is not `parallel`: only the replicas that some process sees the values of."""

@@ -178,6 +178,10 @@ class Backend:
             if self._rendezvous is not None:
                 self._rendezvous.stop()
 
+    def end_collectives(self) -> None:
+        """Break off what any rank waits for in a collective, by stopping Horovod on all ranks; they get an error. From any thread, not collective."""
+        self._hvd.shutdown()
+
     def forget_exit_handler(self) -> None:
         """Keep Horovod from shutting down at the interpreter's exit, where it can wait forever for dead peers."""
         atexit.unregister(self._hvd.shutdown)

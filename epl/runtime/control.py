@@ -191,6 +191,10 @@ class ControlChannel:
         """Wait for any change; raises the job's trouble, with where this rank was. Needs the lock."""
         if self.trouble is None:
             self._changed.wait(seconds)
+        self.raise_trouble(place)
+
+    def raise_trouble(self, place: str = "") -> None:
+        """Raise the job's trouble if it is broken; `place` says where this rank was."""
         if self.trouble is not None:
             self.raised = True
             raise self.trouble.error(place)

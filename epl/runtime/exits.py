@@ -18,6 +18,7 @@ from epl.runtime.control import ControlChannel
 from epl.runtime.speak import say
 from epl.runtime.watchdog import PEER_FAILED_EXIT_CODE, Watchdog, exit_hard_at_the_end, flush_stdio, linger
 
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CAUSE_SECONDS = 3.0
 """How long a rank whose Horovod broke waits to hear which rank broke it."""
 
@@ -157,5 +158,5 @@ def _comes_from_horovod(error: Optional[BaseException]) -> bool:
 
 def _script_line(trace: Optional[TracebackType]) -> str:
     """Where the user's script was: its innermost line, as " (file, line)"."""
-    frames = [frame for frame in traceback.extract_tb(trace) if "site-packages" not in frame.filename]
+    frames = [frame for frame in traceback.extract_tb(trace) if "site-packages" not in frame.filename and not frame.filename.startswith(_OWN)]
     return " (%s, line %s)" % (frames[-1].filename, frames[-1].lineno) if frames else ""

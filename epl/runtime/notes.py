@@ -16,10 +16,10 @@ def global_batch(plan: Plan, rows: Optional[int] = None) -> str:
     Args:
       rows: of a micro-batch that is fed; None when a dataset gives them.
     """
-    count = plan.replicas * plan.micro_batches
+    count = plan.streams * plan.micro_batches
     size = "the batches of %d x the script's batch size" % count if rows is None else "%d samples" % (count * rows)
     each = "" if rows is None else " x %d rows" % rows
-    text = "The global batch of a training step is %s: %d replicas x %d micro-batches%s" % (size, plan.replicas, plan.micro_batches, each)
+    text = "The global batch of a training step is %s: %d replicas x %d micro-batches%s" % (size, plan.streams, plan.micro_batches, each)
     alike = ", if all processes are fed alike" if rows is not None and plan.ranks > 1 else ""
     return text + alike + ". The script's learning rate and number of steps are not scaled"
 
@@ -27,7 +27,7 @@ def global_batch(plan: Plan, rows: Optional[int] = None) -> str:
 def data_policy(plan: Plan) -> str:
     """Where the batches of a program with datasets or queues come from, and who divides the data."""
     options, dealt = Env.get().config.io, Env.get().deals_files
-    text = "Each of %d replicas draws its own batches from the input of its process. " % plan.replicas
+    text = "Each of %d replicas draws its own batches from the input of its process. " % plan.streams
     if plan.ranks == 1:
         return text + "There is one process, so the data needs no division"
     if dealt:
@@ -36,8 +36,12 @@ def data_policy(plan: Plan) -> str:
     return text + (
         "%s: the %d processes read the same data unless the script divides it, as "
         "dataset.shard(cluster.worker_num, cluster.worker_index) does with cluster = epl.Env.get().cluster%s"
-        % (why, plan.ranks, "; in this pipeline only the processes of first stages read" if plan.places else "")
+        % (why, plan.ranks, "; in this pipeline only the processes of first stages read" if plan.places else _readers(plan))
     )
+
+
+def _readers(plan: Plan) -> str:
+    return "; only the process of the first device of each group reads" if plan.copies > plan.devices_per_rank else ""
 
 
 def end_of_input(rank: int, ranks: int, own: bool) -> str:
@@ -69,7 +73,7 @@ class Notes:
         fed = {array.shape[0] for array, mode in zip(arrays, modes) if mode == DIVIDE}
         used = not draws and len(fed) == 1 and (not plan.places or any(row[0] == 0 for row in plan.places))
         self._write("global batch", global_batch(plan, fed.pop() // parts if used else None))
-        if draws and plan.replicas > 1:
+        if draws and plan.streams > 1:
             self._write("data policy", data_policy(plan))
 
     def ended(self, own: bool) -> None:

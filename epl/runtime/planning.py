@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Tuple
 
 from epl.cluster.devices import worker_of
 from epl.env import Env
-from epl.errors import ProgramError
+from epl.errors import ConfigError, ProgramError
 from epl.planner.plan import WHOLE, Plan, Task
 from epl.planner.schedules import make_schedule
 
@@ -21,7 +21,7 @@ def make_plan(graph: Any) -> Plan:
     config.check_program_options()
     taskgraphs = list(graph.taskgraphs)
     _refuse_unsupported(taskgraphs, config)
-    lanes = _lanes(taskgraphs, config, cluster)
+    lanes, copies = _lanes(taskgraphs, config, cluster)
     stages = len(taskgraphs) if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate else 1
     rows = _rows(taskgraphs) if stages > 1 and not env.whole_models else ()
     per_replica = len({t.virtual_device.get_device(0, 0) for t in taskgraphs}) if rows else 0
@@ -32,6 +32,11 @@ def make_plan(graph: Any) -> Plan:
             "io.slicing has dealt the input files to all %d workers, but only the workers of a first stage read: with the stages of a replica in "
             "several processes some files would never be read. Switch io.slicing off and choose the files of each first stage in the script, or "
             "put all stages of a replica into one process" % cluster.worker_num
+        )
+    if copies > cluster.gpu_num_per_worker and env.deals_files:
+        raise ProgramError(
+            "io.slicing has dealt the input files to all %d workers, but only the worker of the first device of each group of %d reads. Switch "
+            "io.slicing off and choose the files of each group in the script" % (cluster.worker_num, copies)
         )
     if rows:
         make_schedule(config.pipeline.strategy, stages, config.pipeline.num_micro_batch, per_replica)
@@ -53,48 +58,71 @@ def make_plan(graph: Any) -> Plan:
         pipeline_devices=per_replica if per_replica < stages and rows else 0,
         lanes=lanes,
         split=tuple(t.index for t in taskgraphs if t.is_split) if lanes > 1 else (),
+        copies=copies,
+        narrow=tuple(t.index for t in taskgraphs if t.virtual_device.num_devices(0) == 1) if lanes > 1 and stages > 1 else (),
+        shares=_shares(config.cluster.split_shares, lanes),
     )
 
 
-def _lanes(taskgraphs: List[Any], config: Any, cluster: Any) -> int:
-    """The devices that share the taskgraphs of `split` scopes; 1 when there is nothing to share.
+def _lanes(taskgraphs: List[Any], config: Any, cluster: Any) -> Tuple[int, int]:
+    """(Devices that share the taskgraphs of `split` scopes, lanes that compute one batch together); 1 where there is nothing to share.
 
     Raises ProgramError for layouts that this version does not divide.
     """
     divided = [t for t in taskgraphs if t.is_split]
+    whole = [t for t in taskgraphs if not t.is_split]
     total = cluster.total_gpu_num
     counts = {t.virtual_device.num_devices(0) for t in divided}
     if not divided or counts == {1} or total == 1:
-        return 1
-    first = divided[0]
-    if len(divided) == len(taskgraphs):
-        raise ProgramError(
-            "All taskgraphs are annotated with epl.split, so that no device has inputs of its own. Set a default, "
-            "epl.set_default_strategy(epl.replicate(%d)), and cluster.colocate_split_and_replicate" % max(counts)
-        )
-    if not config.cluster.colocate_split_and_replicate:
-        raise ProgramError(
-            "Taskgraph %d (%r) is split over %d devices of its own; this version shares devices with the replicated part. "
-            "Set cluster.colocate_split_and_replicate" % (first.index, first.strategy, max(counts))
-        )
-    if len(counts) > 1 or total % max(counts):
+        return 1, 1
+    lanes = max(counts)
+    if len(counts) > 1 or config.cluster.colocate_split_and_replicate and total % lanes:
         raise ProgramError(
             "Taskgraphs are split over %s devices of %d: expected one number for all of them that divides the devices of the job. "
             "Give all epl.split scopes the same device_count" % (sorted(counts), total)
         )
-    return max(counts)
+    replicated = {t.virtual_device.num_devices(0) for t in whole}
+    if len(replicated) > 1 or not replicated <= {1, lanes}:
+        raise ProgramError(
+            "Taskgraphs are split over %d devices, others replicated over %s: expected one number for these, either %d, where each device has "
+            "batches of its own, or 1, where the %d devices compute one batch together" % (lanes, sorted(replicated), lanes, lanes)
+        )
+    return lanes, 1 if replicated == {lanes} else lanes
+
+
+def _shares(text: str, lanes: int) -> Tuple[int, ...]:
+    """The weights of the lanes; none for equal parts. Raises ConfigError for another number of them."""
+    if not text or lanes == 1:
+        return ()
+    shares = tuple(map(int, text.split(",")))
+    if len(shares) != lanes:
+        raise ConfigError(
+            "cluster.split_shares is %r, %d weights, but taskgraphs are split over %d devices. Give one weight a device" % (text, len(shares), lanes)
+        )
+    return shares if len(set(shares)) > 1 else ()
 
 
 def _rows(taskgraphs: List[Any]) -> Tuple[Tuple[int, ...], ...]:
-    """The worker of each stage of each replica."""
-    replicas = range(taskgraphs[0].virtual_device.num_replicas)
-    return tuple(tuple(worker_of(t.virtual_device.get_device(replica, 0)) for t in taskgraphs) for replica in replicas)
+    """The worker of each stage of each replica, and of each of its devices where stages have several."""
+    return tuple(tuple(worker_of(device) for device in row) for row in _device_rows(taskgraphs))
+
+
+def _device_rows(taskgraphs: List[Any]) -> List[List[str]]:
+    """The device of each stage of each replica; where stages have several, those of the same place belong together."""
+    devices = [t.virtual_device for t in taskgraphs]
+    width = max(device.num_devices(0) for device in devices)
+    places = [(replica, place) for replica in range(devices[0].num_replicas) for place in range(width)]
+    return [[device.get_device(replica, place if device.num_devices(replica) > 1 else 0) for device in devices] for replica, place in places]
 
 
 def _refuse_unsupported(taskgraphs: List[Any], config: Any) -> None:
     several = len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate and not any(t.is_split for t in taskgraphs)
-    if several and any((t.device_count or 1) > 1 for t in taskgraphs):
-        raise ProgramError("Stages with device_count > 1 are not run by this version; give each stage of the pipeline one device")
+    counts = {t.device_count or 1 for t in taskgraphs}
+    if several and len(counts) > 1:
+        raise ProgramError(
+            "The stages of the pipeline have %s devices: between stages of different numbers of devices a batch would have to be divided anew, "
+            "which this version does not do. Give all stages the same device_count" % sorted(counts)
+        )
 
 
 def make_task(graph: Any, plan: Plan, part: str = WHOLE) -> Task:
@@ -108,18 +136,15 @@ def make_task(graph: Any, plan: Plan, part: str = WHOLE) -> Task:
     held = plan.held(rank)
     if not held:
         raise ProgramError("Rank %d holds no stage of any replica; start fewer processes" % rank)
-    rows = tuple(
-        tuple(names[t.virtual_device.get_device(g, 0)] if holder == rank else "" for t, holder in zip(graph.taskgraphs, plan.places[g]))
-        for g in held
-    )
-    return Task(plan=plan, rank=rank, devices=tuple(next(d for d in row if d) for row in rows), stages=rows, replicas=held, part=part)
+    of_replica = _device_rows(list(graph.taskgraphs))
+    stages = tuple(tuple(names[device] if holder == rank else "" for device, holder in zip(of_replica[g], plan.places[g])) for g in held)
+    return Task(plan=plan, rank=rank, devices=tuple(next(d for d in row if d) for row in stages), stages=stages, replicas=held, part=part)
 
 
 def _whole_replicas(graph: Any, plan: Plan, names: Dict[str, str]) -> Tuple[Tuple[str, ...], Tuple[Tuple[str, ...], ...]]:
     """Runtime names of the local devices: (first device of each local replica, all stages of each)."""
     if plan.devices_per_rank == len(names) and not plan.pipeline_devices:
         return tuple(names.values()), ()
-    rows = []
-    for replica in graph.taskgraphs[0].virtual_device.local_replicas:
-        rows.append(tuple(names[t.virtual_device.get_device(replica, 0)] for t in graph.taskgraphs))
+    here = Env.get().cluster.worker_index
+    rows = [tuple(names[device] for device in row) for row in _device_rows(list(graph.taskgraphs)) if worker_of(row[0]) == here]
     return tuple(row[0] for row in rows), tuple(rows)

@@ -21,6 +21,7 @@ from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
 from epl.profiler.timeline.record import next_run
 from epl.runtime.agreement import refuse_other_programs, refuse_other_writes
+from epl.runtime.alarm import Alarm, is_watched, raise_for_another, tell_failure
 from epl.runtime.calls import Call, Ready, feed_items, fetch_key, new_call
 from epl.runtime.compiler import Executable, Signature, Traits, bind, compile_program
 from epl.runtime.feeding import as_array, check, modes_of
@@ -56,6 +57,7 @@ class RankSession:
         self._alike: Dict[str, List[Signature]] = {}
         self._steps = 0
         self._notes = Notes()
+        self._alarm: Optional[Alarm] = None
         # Compiling and bookkeeping are short; a step may last, and may wait for another
         # thread (a queue runner) whose own program must be compiled meanwhile.
         self._lock = threading.RLock()
@@ -82,7 +84,10 @@ class RankSession:
     def _first_stages(self, plan: Plan) -> int:
         """The replicas over whose first stages a batch that is fed here is divided."""
         rank = Env.get().cluster.worker_index
-        return max(1, sum(row[0] == rank for row in plan.places)) if plan.places else plan.devices_per_rank
+        if plan.places:
+            return max(1, sum(row[0] == rank for row in plan.places[:: plan.copies]))
+        first = rank * plan.devices_per_rank
+        return max(1, sum(replica % plan.copies == 0 for replica in range(first, first + plan.devices_per_rank)))
 
     @property
     def store(self) -> Store:
@@ -159,10 +164,16 @@ class RankSession:
                 raise
         else:
             self._steps += 1
-            with self._entered(ready.executable.task.key):
+            key = ready.executable.task.key
+            control.raise_trouble("this rank was about to enter program %r, step %d" % (key, self._steps))
+            with self._entered(key), self._watched(ready.executable) as rung:
                 try:
                     results = call(*values, **keywords)
                 except tf.errors.OpError as error:
+                    if rung():
+                        tell_failure(error, control)
+                        raise
+                    raise_for_another(error, control, "this rank was in program %r, step %d" % (key, self._steps))
                     self._raise(error, ready)
                     raise
         if ready.executable.restores:
@@ -249,6 +260,15 @@ class RankSession:
         finally:
             control.leave()
 
+    @contextlib.contextmanager
+    def _watched(self, executable: Executable) -> Iterator[Callable[[], bool]]:
+        """While it lasts, a step that fails and waits for other ranks is ended; yields a function that says whether it was."""
+        if self._alarm is None or not is_watched(executable):
+            yield lambda: False
+            return
+        with self._alarm.watching(executable.task.key) as rung:
+            yield rung
+
     # Before a parallel program.
 
     def _before(self, call: Call, ready: Ready) -> None:
@@ -314,7 +334,7 @@ class RankSession:
         if self.plan.places:
             if self._mirrored is None or self._mirrored[0] is not whole:
                 self._mirrored = (whole, with_mirrors(whole))
-            return self._mirrored[1]
+            whole = self._mirrored[1]
         if self.plan.lanes > 1:
             if self._divided is None or self._divided[0] is not whole:
                 self._divided = (whole, with_held(whole, self.plan, self._divided[1].held if self._divided else None))
@@ -355,6 +375,8 @@ class RankSession:
         if executable.program.groups:
             self._agree(executable, call.fetches)
             executable = executable._replace(program=self._bound(executable.program))
+        if self._alarm is None and is_watched(executable):
+            self._alarm = Alarm(self.store, lambda: Env.get().backend.end_collectives(), lambda text: Env.get().control.fail(text))
         loaded = self.store.load(executable.program, task.key)
         user = {s.name: i for i, s in enumerate(call.feeds)}
         order = tuple(-1 if f.node == ANCHOR else user["%s:%d" % f.ref] for f in executable.program.feeds)
@@ -410,6 +432,9 @@ class RankSession:
 
     def close(self) -> None:
         """Free the programs and their state."""
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -252,11 +252,62 @@ def unknown_zero_level():
     session().run([loss, train], {x: np.ones((4, 2))})
 
 
-def split_over_devices():
-    start(cluster__devices_per_worker=2, cluster__colocate_split_and_replicate=True)
+def split_model(devices, scope, columns=2, noise=None, **options):
+    """A step of a model in one split scope; `noise` is added to its input."""
+    start(cluster__devices_per_worker=devices, **options)
     x = tf.placeholder(tf.float32, [None, 2])
+    with scope():
+        h = tf.layers.dense(x if noise is None else x + noise(), columns)
+    loss = tf.reduce_mean(h)
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    session().run([loss, train], {x: np.ones((4, 2))})
+
+
+def shares_for_other_devices():
+    split_model(2, lambda: epl.split(2), cluster__split_shares="2,1,1")
+
+
+def splits_of_different_sizes():
+    start(cluster__devices_per_worker=4, cluster__colocate_split_and_replicate=True)
+    x = tf.placeholder(tf.float32, [None, 4])
     with epl.split(2):
-        loss = tf.reduce_mean(tf.layers.dense(x, 2))
+        h = tf.layers.dense(x, 4)
+    with epl.split(4):
+        loss = tf.reduce_mean(tf.layers.dense(h, 4))
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    session().run([loss, train], {x: np.ones((4, 4))})
+
+
+def replicated_over_some_of_the_devices():
+    start(cluster__devices_per_worker=4, cluster__colocate_split_and_replicate=True)
+    epl.set_default_strategy(epl.replicate(2))
+    x = tf.placeholder(tf.float32, [None, 4])
+    with epl.split(4):
+        loss = tf.reduce_mean(tf.layers.dense(x, 4))
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    session().run([loss, train], {x: np.ones((4, 4))})
+
+
+def noise_in_a_loop_of_a_split_model():
+    def noise():
+        return tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, v + tf.random_uniform([2])), [0, tf.zeros([2])])[1]
+
+    enabled = tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    try:
+        split_model(2, lambda: epl.split(2), noise=noise)
+    finally:
+        if enabled:
+            tf.enable_control_flow_v2()
+
+
+def stages_of_different_sizes():
+    start(cluster__devices_per_worker=3)
+    x = tf.placeholder(tf.float32, [None, 2])
+    with epl.replicate(1):
+        h = tf.layers.dense(x, 2)
+    with epl.replicate(2):
+        loss = tf.reduce_mean(tf.layers.dense(h, 2))
     train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     session().run([loss, train], {x: np.ones((4, 2))})
 
@@ -337,7 +388,15 @@ MISTAKES = [
     (attribute_misspelt, errors.ConfigError, "num_micro_batch"),
     (negative_micro_batches, errors.ConfigError, "pipeline.num_micro_batch"),
     (unknown_zero_level, errors.ConfigError, "v123"),
-    (split_over_devices, errors.ProgramError, "no device has inputs of its own. Set a default"),
+    (shares_for_other_devices, errors.ConfigError, "cluster.split_shares is '2,1,1', 3 weights, but taskgraphs are split over 2 devices"),
+    (splits_of_different_sizes, errors.ProgramError, "Taskgraphs are split over [2, 4] devices of 4: expected one number for all of them"),
+    (
+        replicated_over_some_of_the_devices,
+        errors.ProgramError,
+        "Taskgraphs are split over 4 devices, others replicated over [2]: expected one number for these, either 4",
+    ),
+    (noise_in_a_loop_of_a_split_model, errors.ProgramError, "draws in a loop or conditional, where the devices that compute one batch together"),
+    (stages_of_different_sizes, errors.ProgramError, "The stages of the pipeline have [1, 2] devices"),
     (closed_session, RuntimeError, "closed Session"),
     (callable_with_too_few_values, TypeError, "The callable takes 1 feed values, got 0"),
     (uninitialised, tf.errors.FailedPreconditionError, "w"),

@@ -48,9 +48,9 @@ def judge(outcome):
             np.testing.assert_allclose(rank[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def classifier(run, classes, how="adam", clip=0.0):
+def classifier(run, classes, how="adam", clip=0.0, shares=""):
     """Features in data parallelism, and a softmax over many classes that is split."""
-    with run.program():
+    with run.program({"cluster.split_shares": shares}):
         x, y = tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.int64, [None])
         h = tf.nn.relu(dense(x, 8, "features"))
         with run.split():
@@ -68,7 +68,7 @@ def test_classifier(outcome):
 
 
 @pytest.mark.slow
-@cases(classifier, *MORE, classes=1000, compare=True)
+@cases(classifier, *MORE, "3x2-p3", classes=1000, compare=True)
 def test_classifier_in_more_layouts(outcome):
     judge(outcome)
 
@@ -84,9 +84,9 @@ def test_classifier_with_very_many_classes(outcome):
     judge(outcome)
 
 
-def block(run, how="adam"):
+def block(run, how="adam", shares=""):
     """A transformer block: attention of 12 heads and a feed-forward layer of two matrices, with layer norms and a residual path."""
-    with run.program():
+    with run.program({"cluster.split_shares": shares}):
         x = tf.placeholder(tf.float32, [None, 5, 24])
 
         def heads(h, name):
@@ -127,9 +127,9 @@ def test_transformer_block_with_momentum(outcome):
     judge(outcome)
 
 
-def language_model(run, how="adam", vocabulary=37):
+def language_model(run, how="adam", vocabulary=37, shares=""):
     """An embedding whose table is also the output layer."""
-    with run.program():
+    with run.program({"cluster.split_shares": shares}):
         tokens = tf.placeholder(tf.int64, [None, 4])
         with run.split():
             table = tf.get_variable("table", [vocabulary, 8], initializer=tf.random_normal_initializer(stddev=0.3, seed=2))
@@ -156,6 +156,27 @@ def test_tied_embedding_with_sparse_slots(outcome):
     judge(outcome)
 
 
+@cases(classifier, "2x1-p2", classes=103, how="momentum", shares="3,1", compare=True)
+def test_classifier_over_unequal_devices(outcome):
+    judge(outcome)
+
+
+@cases(block, "1x3-p3", how="momentum", shares="1,4,2", compare=True)
+def test_transformer_block_over_unequal_devices(outcome):
+    judge(outcome)
+
+
+@cases(language_model, "1x3-p3", how="momentum", shares="2,1,5", compare=True)
+def test_tied_embedding_over_unequal_devices(outcome):
+    judge(outcome)
+
+
+@pytest.mark.slow
+@cases(classifier, "4x1-p2", "1x2-a2", classes=7, how="momentum", shares="9,1", compare=True)
+def test_a_device_that_gets_next_to_nothing(outcome):
+    judge(outcome)
+
+
 def datasets(run):
     """Batches from a dataset, the last one smaller."""
     with run.program():
@@ -178,6 +199,23 @@ def datasets(run):
 @cases(datasets, "2x1-p2", "4x1-p2", compare=True)
 def test_datasets_with_a_smaller_last_batch(outcome):
     judge(outcome)
+
+
+def evaluation(run):
+    """The mean of what a split model gives for drawn batches, without training."""
+    with run.program():
+        rows = [{"x": np.random.RandomState(step).randn(ROWS, 6).astype(np.float32)} for step in range(3)]
+        drawn = run.next_batch(run.dataset(rows))["x"]
+        with run.split():
+            h = dense(tf.nn.relu(dense(drawn, 8, "up")), 6, "down")
+        result = tf.reduce_mean(tf.square(h - drawn))
+        with run.session() as session:
+            return [float(session.run(result)) for _ in range(2)]
+
+
+@cases(evaluation, "2x1-p2", "2x1-a2", compare=True)
+def test_evaluation_of_drawn_batches(outcome):
+    np.testing.assert_allclose(np.mean(outcome.ranks, axis=0), outcome.plain, rtol=1e-5)
 
 
 def checkpoints(run):
@@ -245,3 +283,52 @@ def test_no_process_holds_a_whole_variable(outcome):
     for rank in outcome.ranks:
         assert [name for name, _ in rank] == ["head/kernel", "head/kernel/Adam", "head/kernel/Adam_1"]
         assert all(np.prod(shape) <= 6 * 1001 / 2 + 6 for _, shape in rank), rank
+
+
+def files(run, sharded=False):
+    """What the programs that save and restore do with a variable in two parts, of which one is divided further; and what is in the file."""
+    from epl.runtime.adapters.sessions import rank_session
+
+    path = run.path("model.ckpt")
+    with run.program():
+        x = tf.placeholder(tf.float32, [None, 6])
+        with run.split():
+            parts = tf.get_variable("parts", [6, 10], partitioner=tf.fixed_size_partitioner(2), initializer=tf.random_normal_initializer(seed=4))
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, tf.concat(list(parts), 0)) - 1.0))
+        whole = tf.get_variable("whole", [3], initializer=tf.ones_initializer())
+        train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss + tf.reduce_sum(whole * whole))
+        saver = tf.train.Saver(sharded=sharded)
+        with run.session() as session:
+            run.step(session, train, {x: np.random.RandomState(1).randn(ROWS, 6).astype(np.float32)})
+            saved = saver.save(session, path)
+            wanted = variables(session)
+        with tf.Session() as session:
+            saver.restore(session, saved)
+            again = variables(session)
+            programs = [] if run.plain else [list(p.nodes.values()) for p in rank_session(session).programs()]
+    values = {name: tf.train.load_variable(saved, name) for name, _ in tf.train.list_variables(saved)}
+    restoring = next((nodes for nodes in programs if any(n.op == "RestoreV2" for n in nodes)), [])
+    slices = [v.decode() for n in restoring if n.op == "Const" and "slices" in n.name for v in tf.make_ndarray(n.attr("value").tensor)]
+    return {"wanted": wanted, "again": again, "values": values, "slices": slices, "ops": sorted({n.op for n in restoring if "Horovod" in n.op})}
+
+
+def judge_files(outcome):
+    for rank in outcome.ranks:
+        for found in (rank["wanted"], rank["again"]):
+            for name, value in outcome.plain["wanted"].items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert sorted(rank["values"]) == sorted(outcome.plain["values"])
+        for name, value in outcome.plain["values"].items():
+            np.testing.assert_allclose(rank["values"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert not rank["ops"]  # each reads what it holds
+        assert any("10" in text.split() and "-" not in text for text in rank["slices"]), rank["slices"]
+
+
+@cases(files, "2x1-p2", "1x3-p3", compare=True)
+def test_lanes_save_and_restore_their_slices(outcome):
+    judge_files(outcome)
+
+
+@cases(files, "2x1-a2", sharded=True, compare=True)
+def test_lanes_save_slices_of_a_sharded_checkpoint(outcome):
+    judge_files(outcome)

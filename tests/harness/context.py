@@ -57,6 +57,8 @@ class Run:
         (tf.enable_resource_variables if resource else tf.disable_resource_variables)()
         (tf.enable_control_flow_v2 if control_flow_v2 else tf.disable_control_flow_v2)()
         self._annotate = annotate if self.layout.stages == 1 else "scope"
+        if self.layout.together and annotate == "default":
+            self._annotate = "none"
         self._stages: Dict[int, Any] = {}
         with tf.Graph().as_default() as graph:
             if not self.plain:
@@ -74,7 +76,7 @@ class Run:
             "pipeline.num_micro_batch": self.layout.m,
             "pipeline.accumulate_in_run": self.layout.accumulate_in_run,
             "pipeline.stages_per_device": self.layout.chunks,
-            "cluster.colocate_split_and_replicate": self.layout.lanes > 1,
+            "cluster.colocate_split_and_replicate": self.layout.lanes > 1 and self.layout.stages == 1 and not self.layout.together,
         }
         values.update(config)
         epl.init(epl.Config(values))

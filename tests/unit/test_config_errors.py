@@ -76,6 +76,10 @@ BAD_DICTS = [
         f"cluster.run_visible_devices must be device numbers separated by commas, such as '0,1', or '', not '0, 1' {DICT}",
     ),
     (
+        {"cluster.split_shares": "2,0"},
+        f"cluster.split_shares must be whole numbers from 1 separated by commas, such as '2,1', or '', not '2,0' {DICT}",
+    ),
+    (
         {"cluster.run_visible_devices": [0]},
         f"cluster.run_visible_devices must be device numbers separated by commas, such as '0,1', or '', not [0] {DICT}",
     ),

@@ -281,6 +281,8 @@ def program():
         made(SENT, "HorovodAlltoall", [SENT + "/flat"]),
         made("sum", "HorovodAllreduce", ["gw"]),
         node("update", "ApplyGradientDescent", ["sum"], APPLY, micro_batch=None),
+        made("epl_alarm/k/taken", "QueueDequeueV2"),
+        made("epl_alarm/k/last", "QueueEnqueueV2").replace(controls=[RECEIVED, SENT, "sum"]),
     ]
     slots = {"wt": "F", "h": "F", "loss": "F", "g": "B", "gw": "W"}
     return Program({n.name: n for n in nodes}, facts=types.SimpleNamespace(slots=slots, gradients={"g": 1}))
@@ -315,6 +317,8 @@ RAN = [
     (SENT, "HorovodAlltoall", 205, 230),
     ("sum", "HorovodAllreduce", 240, 260),
     ("update", "ApplyGradientDescent", 260, 270),
+    ("epl_alarm/k/taken", "QueueDequeueV2", 1, 262),
+    ("epl_alarm/k/last", "QueueEnqueueV2", 260, 262),
 ]
 
 

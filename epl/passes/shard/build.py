@@ -92,7 +92,7 @@ class LaneBuilder(Builder):
         """A tensor in another form; `reduce` is how terms are combined, "sum" or "max"."""
         return reshard(self, self.named(what), value, source, target, lane, tensor, reduce)
 
-    def rows(self, lane: Lane) -> Ref:
+    def lane_rows(self, lane: Lane) -> Ref:
         """The samples of this lane (int32 scalar)."""
         return _own_rows(self, lane)
 

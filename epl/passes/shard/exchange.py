@@ -10,15 +10,20 @@ their lanes have together. Exchanged pieces travel flat, so that unequal ones ne
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
+from epl.errors import ProgramError
 from epl.ir import attrs as A
+from epl.ir import op_table
 from epl.ir.build import DT_INT32, Builder
 from epl.ir.program import Node, Program, Ref
 from epl.passes.base import Pass
+from epl.passes.communicate import COLLECTIVES
+from epl.passes.cut import SHARE
 from epl.passes.rewire import rewire
 from epl.passes.shard.build import LANE, LANE_SHAPES, RESHARD
 from epl.planner.plan import Task
-from epl.planner.sharding.spec import Group, Spec
+from epl.planner.sharding.spec import F, Spec
 from epl.planner.sharding.strategy import BATCH, VARYING, Lane
 
 
@@ -48,6 +53,10 @@ class Exchange(Pass):
             for node in members:
                 del nodes[node.name]
             mapping.update(_Exchange(nodes, task, members, gate).run())
+        if task.spread or task.plan.lanes % task.plan.devices_per_rank and task.plan.devices_per_rank % task.plan.lanes:
+            # A process that fetches from one of its groups takes part in what its other group does.
+            talking = [n.name for n in nodes.values() if n.name not in program.nodes and n.op in (*COLLECTIVES, SHARE)]
+            program = program.replace(targets=program.targets + tuple(talking))
         return rewire(program, nodes, mapping)
 
 
@@ -71,7 +80,7 @@ class _Exchange:
         first = self.members[0]
         self.task = task
         self.info = first.info
-        self.group = Group.of(task.plan.lanes)
+        self.group = task.plan.group
         self.lane: Lane = first.info["lane"]
         self.dtype: int = first.info["dtype"]
         self.shape: Tuple[Optional[int], ...] = first.info["shape"]
@@ -80,24 +89,57 @@ class _Exchange:
         self.base = first.name
         self.build = Builder(nodes, first.device, first.phase)
         self.lanes = [task.lane(n.replica) for n in self.members]
-        self.processes = task.lane_processes(first.replica)
+        self._processes: Optional[List[int]] = None
+
+    @property
+    def processes(self) -> List[int]:
         """The process of each lane of the group."""
-        self.ranks = tuple(sorted(set(self.processes)))
+        if self._processes is None:
+            first = self.members[0]
+            if self.task.spread and first.taskgraph is None:
+                raise ProgramError(
+                    "Tensor '%s' of form %s is wanted as %s, but belongs to no taskgraph, and so is in all processes of a replica: they can't "
+                    "exchange it. Compute it in the scope of a stage" % (first.origin, self.info["source"], self.info["target"])
+                )
+            self._processes = self.task.plan.lane_processes(self.task.group_of(first.replica), first.taskgraph)
+        return self._processes
+
+    @property
+    def ranks(self) -> Tuple[int, ...]:
+        return tuple(sorted(set(self.processes)))
 
     def run(self) -> Dict[Ref, Ref]:
         source, target = self.info["source"], self.info["target"]
+        if source == F:
+            return {(node.name, 0): self._shared() for node in self.members}
         values = [node.inputs[0] for node in self.members]
+        if target == F:
+            return {(node.name, 0): value for node, value in zip(self.members, values)}
         terms = source.kind == "P" or source.kind == "L" and self.lane.kind == VARYING
         if source.kind == "R":
             found = self._pieces(values, self._cut(target))
         elif target.kind == "R":
-            whole = self._sum(values) if terms else self._gather(values, self._cut(source).dim)
+            whole = self._sum(values) if terms else self._gather(values, source.dim if source.kind == "S" else self.lane.dim)
             found = [whole] * len(values)
         elif terms:
             found = self._sum_pieces(values, self._cut(target))
         else:
             found = self._exchange(values, self._cut(source), self._cut(target))
         return {(node.name, 0): value for node, value in zip(self.members, found)}
+
+    def _shared(self) -> Ref:
+        """What the first lane of the group has, on all of them."""
+        own = [node.inputs[0] for node in self.members if node.inputs]
+        if len(self.ranks) == 1:
+            return own[0]
+        if self.dtype in op_table.OPAQUE:
+            raise ProgramError(
+                "'%s' gives a tensor of type %s in the process of the first device of a group, and the others need it to compute one batch "
+                "together: it can't travel. Convert it to numbers there, or give each device batches of its own (epl.replicate(%d) as the "
+                "default)" % (self.members[0].origin, tf.as_dtype(self.dtype).name, self.group.size)
+            )
+        name = self.base + "/shared"
+        return (name, 0) if name in self.build.nodes else self._collective(SHARE, name, own, shape=self.info["shape"])
 
     # Cuts.
 
@@ -107,7 +149,7 @@ class _Exchange:
             return Cut(form.dim, bounds[:-1], [e - b for b, e in zip(bounds, bounds[1:])], True)
         assert self.lane.kind == BATCH
         sizes = next((node.inputs[1] for node in self.members if len(node.inputs) > 1), None)
-        if sizes is None:  # where it is gathered from
+        if sizes is None:  # only what goes back to the lanes needs to know where
             return Cut(self.lane.dim, [], [], False)
         return self._cut_by(sizes)
 
@@ -208,7 +250,24 @@ class _Exchange:
         summed = self.build.op("Sum" if self.info["reduce"] == "sum" else "Max", self.base + "/total", [stacked, axis], **attrs)
         return self._divided(self._moved(self.base + "/back", summed, self._back(self._first(cut.dim))), cut)
 
+    def _shifted(self, values: Sequence[Ref], have: Cut, want: Cut) -> List[Ref]:
+        """Other parts of the same dimension, as another unit makes them."""
+        mine = self._joined(self.base + "/joined", values, have.dim)
+        if len(self.ranks) == 1:
+            return self._pieces([mine] * len(values), want)
+        first = have.begins[self.lanes[0]]
+        last = have.begins[self.lanes[-1]] + have.lengths[self.lanes[-1]]
+        begins = [min(max(begin, first), last) - first for begin in want.begins]
+        ends = [min(max(begin + length, first), last) - first for begin, length in zip(want.begins, want.lengths)]
+        order = self._first(have.dim)
+        front = self._moved(self.base + "/front", mine, order)
+        flat = self._sent(front, Cut(have.dim, begins, [end - begin for begin, end in zip(begins, ends)], True), 0)
+        shaped = self._reshaped(self.base + "/stacked", flat, self._dims(front, order, {have.dim: self._process_length(want)}))
+        return self._divided(self._moved(self.base + "/back", shaped, self._back(order)), want)
+
     def _exchange(self, values: Sequence[Ref], have: Cut, want: Cut) -> List[Ref]:
+        if have.dim == want.dim:
+            return self._shifted(values, have, want)
         if len(self.ranks) == 1:
             found = []
             for lane in self.lanes:
@@ -235,7 +294,12 @@ class _Exchange:
     # Between processes.
 
     def _collective(self, kind: str, name: str, inputs: Sequence[Ref], **info: Any) -> Ref:
-        return self.build.op(kind, name, inputs, self.gate, info=dict(info, dtype=self.dtype, ranks=self.ranks))
+        """The only one of this tensor: all lanes know it by the tensor's number."""
+        first = self.members[0]
+        label = "x%d.g%d" % (self.info["number"], self.task.group_of(first.replica))
+        if first.micro_batch is not None:
+            label += ".m%d" % first.micro_batch
+        return self.build.op(kind, name, inputs, self.gate, info=dict(info, dtype=self.dtype, ranks=self.ranks, name=label))
 
     def _sent(self, value: Ref, cut: Cut, dim: int) -> Ref:
         """Pieces of a tensor along one dimension to their processes; those that come from them, flat and after each other."""

@@ -12,7 +12,7 @@ from epl.passes.classify import Classify
 from epl.passes.extract import extract
 from epl.planner.plan import Plan, Task
 from epl.planner.sharding.graph import Sharding, plan_sharding
-from epl.planner.sharding.spec import Group, R, Spec
+from epl.planner.sharding.spec import R, Spec
 
 
 def with_held(whole: Program, plan: Plan, known: Optional[Mapping[str, Spec]] = None) -> Program:
@@ -35,7 +35,7 @@ def training_sharding(whole: Program, plan: Plan, known: Optional[Mapping[str, S
         roots = [n.name for n in classified.nodes.values() if n.taskgraph in plan.split and n.phase == FORWARD]
     # Initialisation and saving decide nothing: they are done once.
     program = Classify()(extract(whole, roots, [], []), Task(plan))
-    return plan_sharding(program, plan.split, Group.of(plan.lanes), True, None, decided=dict(known or {}))
+    return plan_sharding(program, plan, True, None, decided=dict(known or {}))
 
 
 def _after(program: Program) -> List[str]:

@@ -8,17 +8,19 @@ the op itself. The program stays one for all lanes: what differs between them is
 """
 
 import dataclasses
-from typing import Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
-from epl.ir.program import APPLY, LOOP_BACK, Node, Program, Ref
+from epl.errors import ProgramError
+from epl.ir import op_table
+from epl.ir.program import APPLY, LOOP_BACK, Node, Program, Ref, Shape
 from epl.passes.base import Pass
 from epl.passes.instances import tensor_label
 from epl.passes.shard.build import LANE_SHAPES, RESHARD, LaneBuilder, reshard
 from epl.passes.shard.lower import lower
 from epl.planner.plan import Task
 from epl.planner.sharding.graph import OWN_PREFIX, Sharding, plan_sharding, sum_name
-from epl.planner.sharding.spec import Group, R, Spec
-from epl.planner.sharding.strategy import INVARIANT, SAME, L, Lane
+from epl.planner.sharding.spec import F, Group, R, Spec
+from epl.planner.sharding.strategy import BATCH, INVARIANT, SAME, L, Lane
 
 
 class Shard(Pass):
@@ -29,9 +31,26 @@ class Shard(Pass):
     def run(self, program: Program, task: Task) -> Program:
         if task.plan.lanes == 1:
             return program
-        group = Group.of(task.plan.lanes)
-        sharding = plan_sharding(program, task.plan.split, group, task.parallel, program.held or {})
+        _refuse_hidden_batches(program, task)
+        group = task.plan.group
+        sharding = plan_sharding(program, task.plan, task.parallel, program.held or {})
         return _Rewriter(program, task, group, sharding).run()
+
+
+def _refuse_hidden_batches(program: Program, task: Task) -> None:
+    """Refuse an evaluation in which several lanes of a process draw batches, of whose results it sees one.
+
+    Raises ProgramError.
+    """
+    plan = task.plan
+    if task.parallel or not task.spread or plan.copies > 1 or all(len(set(r)) == len(r) for r in map(plan.lane_processes, range(1), (0,))):
+        return
+    for node in program.nodes.values():
+        if op_table.draws(program, node):
+            raise ProgramError(
+                "Node '%s' draws batches for an evaluation or prediction. Several devices of one process would draw, and the process sees the "
+                "result of one of them. Feed the batches, or give each device of the first stage a process of its own" % node.name
+            )
 
 
 class _Rewriter:
@@ -48,6 +67,7 @@ class _Rewriter:
         self._formed: Dict[Tuple[Ref, Spec], Ref] = {}
         self._gradients: Dict[Ref, Ref] = {}
         """Gradient -> the tensor that is aggregated in its place."""
+        self._collections: Dict[Ref, str] = dict(program.collections)
         self._summed: Dict[Ref, None] = {}
         """Those of them that are sums over the lanes of the group."""
 
@@ -61,26 +81,51 @@ class _Rewriter:
         fetches = [self._fetched(number, ref) for number, ref in enumerate(program.fetches)]
         order = {name: position for position, name in enumerate(program.nodes)}
         nodes = dict(sorted(self._nodes.items(), key=lambda item: order.get(item[0], len(order))))
+        for number, node in enumerate([n for n in nodes.values() if n.op == RESHARD]):
+            nodes[node.name] = node.replace(info=dict(node.info, number=number))
         gradients = {self._gradients.get(ref, ref): tag for ref, tag in self._facts.gradients.items()}
+        first = {name for name, way in self._sharding.strategies.items() if F in way.outputs or F in way.inputs}
+        first.update(node.name for node in program.nodes.values() if node.taskgraph in self._task.plan.narrow)
         facts = dataclasses.replace(
-            self._facts, gradients=gradients, batch=frozenset(self._batch), summed=frozenset(self._summed), once=self._once()
+            self._facts, gradients=gradients, batch=frozenset(self._batch), summed=frozenset(self._summed), once=self._once(), first=frozenset(first),
+            forms=self._forms(),
+        )  # fmt: skip
+        # What is merged and how is asked of what a fetch or an update is given.
+        names = {new: ref for ref, new in self._gradients.items()}
+        names.update(zip(fetches, program.fetches))
+        self._collections.update((new, program.collections[ref]) for new, ref in names.items() if ref in program.collections)
+        infos = {node.name: node.info for node in nodes.values() if node.op == RESHARD}
+        shape_of = _with_forms(lambda ref: program.shape_of(names.get(ref, ref)), infos)
+        return program.replace(
+            nodes=nodes, fetches=fetches, facts=facts, groups=self._groups(), collections=self._collections, shape_of=shape_of
         )
-        return program.replace(nodes=nodes, fetches=fetches, facts=facts, groups=self._groups())
+
+    def _forms(self) -> Dict[Ref, Spec]:
+        """The divided tensors, where they are made and where they are brought into their form."""
+        found = {}
+        for name, way in self._sharding.strategies.items():
+            if name in self._program.nodes:
+                found.update({(name, index): form for index, form in enumerate(way.outputs) if form.is_sharded})
+        found.update({ref: form for (_, form), ref in self._formed.items() if form.is_sharded})
+        return found
 
     def _groups(self) -> List[Tuple[int, ...]]:
         """The groups of processes that this program makes talk: the lanes of each group, and the same lanes of all groups."""
         plan = self._task.plan
         found: Dict[Tuple[int, ...], None] = {}
-        if any(node.op == RESHARD and node.info["source"] != R for node in self._nodes.values()):
-            for first in range(0, plan.replicas, plan.lanes):
-                found[tuple(sorted({(first + lane) // plan.devices_per_rank for lane in range(plan.lanes)}))] = None
-        if self._summed:
-            found.update(dict.fromkeys(self._task.peers(lane) for lane in range(plan.lanes)))
+        sharing = {self._place(n.taskgraph) for n in self._nodes.values() if n.op == RESHARD and n.info["source"] != R}
+        for taskgraph in sorted(sharing, key=str):
+            found.update(dict.fromkeys(plan.lane_groups(taskgraph)))
+        for taskgraph in sorted({self._place(self._nodes[name].taskgraph) for name, _ in self._summed}, key=str):
+            found.update(dict.fromkeys(plan.peers(lane, taskgraph) for lane in range(plan.lanes)))
         return [group for group in found if len(group) > 1]
+
+    def _place(self, taskgraph: Optional[int]) -> Optional[int]:
+        return taskgraph if self._task.spread else None
 
     def _once(self) -> frozenset:
         """What a program that is not parallel computes once in a process: no lane has another value of it."""
-        if self._task.parallel:
+        if self._task.parallel or self._task.spread:
             return frozenset()
         found = set()
         for name, way in self._sharding.strategies.items():
@@ -142,7 +187,8 @@ class _Rewriter:
         have = way.outputs[0]
         if ref not in self._gradients:
             current = self._gradients[ref] = self._form(ref, ref, way.inputs[0])
-            if way.inputs[0] == have and self._lane(ref).kind != INVARIANT:
+            alike = self._lane(ref).kind == INVARIANT
+            if way.inputs[0] == have and (not alike or self._task.plan.copies > 1 and self._facts.gradients[ref].component == "dense"):
                 self._summed[current] = None
         current = self._gradients[ref]
         if form == have:
@@ -170,13 +216,31 @@ class _Rewriter:
         name = "epl_form/%s/%s" % (tensor_label(key), _text(form))
         made_ref = reshard(build, name, value, source, form, lane, item.op.outputs[key[1]])
         self._formed[key, form] = made_ref
+        if key in self._program.collections:
+            self._collections[made_ref] = self._program.collections[key]
         return made_ref
 
     def _fetched(self, number: int, ref: Ref) -> Ref:
         form = self._sharding.strategies["epl_fetch/%d" % number].inputs[0]
-        if self._task.parallel and ref in self._facts.gradients and (sum_name(ref), 0) in self._sharding.lanes:
+        if self._task.parallel and ref in self._facts.gradients:
             return self._sum(ref, form)
         return self._form(ref, ref, form)
+
+
+def _with_forms(shape_of: Callable[[Ref], Shape], infos: Mapping[str, Mapping[str, Any]]) -> Callable[[Ref], Shape]:
+    """The shapes of tensors in other forms: those of the whole, and of batches that are gathered with an unknown length."""
+
+    def found(ref: Ref) -> Shape:
+        info = infos.get(ref[0])
+        if info is None:
+            return shape_of(ref)
+        shape: Shape = info["shape"]
+        lane = info["lane"]
+        if shape is None or lane.kind != BATCH or info["target"] == L:
+            return shape
+        return tuple(None if dim == lane.dim else length for dim, length in enumerate(shape))
+
+    return found
 
 
 def _text(form: Spec) -> str:

@@ -6,13 +6,16 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tupl
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.errors import ProgramError
 from epl.ir import op_table
 from epl.ir.program import APPLY, FORWARD, LOOP_BACK, Node, Program, Ref
 from epl.planner.op_costs import TensorSpec, op_flops, plain_attrs
+from epl.planner.plan import Plan
 from epl.planner.sharding import rules as _rules
 from epl.planner.sharding.op import Op, Sayings, Tensor, sayings
-from epl.planner.sharding.solve import Item, Machine, is_handle, size_of, solve
-from epl.planner.sharding.spec import Group, R, S, Spec
+from epl.planner.sharding.prescribed import ASSIGNS, prescribed
+from epl.planner.sharding.solve import Item, Machine, size_of, solve
+from epl.planner.sharding.spec import F, Group, R, S, Spec
 from epl.planner.sharding.strategy import BATCH, INVARIANT, OWN, SAME, Analysis, L, Lane, Strategy, analyse, moved_bytes
 
 assert _rules
@@ -48,9 +51,9 @@ class Sharding:
         return moved_bytes(lane, size_of(tensor, lane, Machine().unknown), source, target, group) or 0.0
 
     def held(self) -> Dict[str, Spec]:
-        """The variables that are divided."""
+        """The variables that are divided, and those that the first device has alone."""
         forms = {name: self.strategies[name].outputs[0] for name, item in self.items.items() if item.is_variable}
-        return {name: form for name, form in forms.items() if form.is_sharded}
+        return {name: form for name, form in forms.items() if form.is_sharded or form == F}
 
 
 def sum_name(ref: Ref) -> str:
@@ -60,8 +63,7 @@ def sum_name(ref: Ref) -> str:
 
 def plan_sharding(
     program: Program,
-    split: Iterable[int],
-    group: Group,
+    plan: Plan,
     parallel: bool,
     held: Optional[Mapping[str, Spec]] = None,
     machine: Optional[Machine] = None,
@@ -70,13 +72,13 @@ def plan_sharding(
     """Choose how a classified program is computed by a group of devices.
 
     Args:
-      split: the taskgraphs that are divided.
-      parallel: each lane has inputs and random numbers of its own; else only its feeds are.
+      parallel: random numbers differ between lanes that have inputs of their own.
       held: how the variables are divided, once that is decided; those that are not named are whole.
       decided: forms of some variables, while others are still to be decided.
     """
     machine = machine or Machine()
-    return chosen(Items(program, frozenset(split), group, parallel, held, machine, decided or {}).items, group, machine)
+    group = plan.group
+    return chosen(Items(program, plan, group, parallel, held, machine, decided or {}).items, group, machine)
 
 
 def chosen(items: List[Item], group: Group, machine: Machine) -> Sharding:
@@ -95,7 +97,7 @@ class Items:
     def __init__(
         self,
         program: Program,
-        split: FrozenSet[int],
+        plan: Plan,
         group: Group,
         parallel: bool,
         held: Optional[Mapping[str, Spec]],
@@ -105,16 +107,18 @@ class Items:
         self._decided = decided
         self._program = program
         self._group = group
-        self._split = split
+        self._plan = plan
+        self._split = frozenset(plan.split)
+        self._copies = plan.copies > 1
         self._parallel = parallel
         self._held = held
         self._unknown = machine.unknown
         self._lanes: Dict[Ref, Lane] = {}
         self._assigned: Dict[Ref, Tensor] = {}
-        self._grown: Dict[Ref, None] = {}
-        """Tensors with a row for each row of a sparse gradient: of all lanes, not of one as their shapes say."""
+        self._loose: Dict[Ref, Tensor] = {}
         self._fed = {f.node for f in program.feeds if f.is_batch}
         self._apart = self._apart_frames()
+        self._own_state = self._written_by_lanes()
         self._assigned = self._assigned_shapes()
         self.items: List[Item] = []
         for node in program.topological():
@@ -124,8 +128,23 @@ class Items:
 
     def _assigned_shapes(self) -> Dict[Ref, Tensor]:
         """What is assigned to variables, restored values for instance, has their shapes."""
-        nodes = [n for n in self._program.nodes.values() if n.op in ("Assign", "AssignVariableOp")]
-        return {n.inputs[1]: self._tensor(n.inputs[0]) for n in nodes if self._program.shape_of(n.inputs[1]) is None}
+        found: Dict[Ref, Tensor] = {}
+        for node in self._program.nodes.values():
+            if node.op in ASSIGNS:
+                ref = node.inputs[1]
+                while self._program.shape_of(ref) is None and ref not in found:
+                    found[ref] = self._tensor(node.inputs[0])
+                    if self._program.nodes[ref[0]].op != "Identity":
+                        break
+                    ref = self._program.nodes[ref[0]].inputs[0]
+        return found
+
+    def _written_by_lanes(self) -> FrozenSet[str]:
+        """Variables that each lane changes from its own batches, moving statistics for instance: lanes differ until the step is over."""
+        facts = self._program.facts
+        if not self._parallel or self._copies:
+            return frozenset()
+        return frozenset(v for name, variables in facts.writes.items() if name in facts.batch for v in variables)
 
     def _apart_frames(self) -> FrozenSet[str]:
         """The while loops in which something differs between lanes."""
@@ -151,9 +170,27 @@ class Items:
 
     def _source(self, node: Node) -> str:
         """Its name, if each lane has its own of what a node gives."""
+        return "" if self._copies or not self._is_input(node) else node.name
+
+    def _is_input(self, node: Node) -> bool:
         if node.name in self._fed or self._parallel and node.op == "Placeholder" and not self._program.feeds:
-            return node.name
-        return node.name if self._parallel and op_table.is_source(self._program, node) else ""
+            return True
+        if self._parallel:
+            return op_table.is_source(self._program, node)
+        return self._plan.is_shared and op_table.draws(self._program, node)
+
+    def _first_alone(self, node: Node) -> bool:
+        """Whether the first lane draws for all: what they would not find alike by themselves."""
+        if not self._copies or not self._is_input(node) or node.op in op_table.STEP_STATE or node.op in op_table.GENERATORS:
+            return False
+        if node.op in op_table.RANDOM and (node.int_attr("seed") or node.int_attr("seed2")):
+            return False
+        if node.name in self._program.facts.frames or self._program.facts.endings.in_branch(node.name):
+            raise ProgramError(
+                "Node '%s' (%s) of taskgraph %s draws in a loop or conditional, where the devices that compute one batch together can't be "
+                "given what one of them has drawn. Draw before it, or give a random op a seed" % (node.name, node.op, node.taskgraph)
+            )
+        return True
 
     def _add(self, node: Node) -> None:
         facts = self._program.facts
@@ -171,11 +208,22 @@ class Items:
             analysis = analyse(op, lanes, self._source(node))
         else:
             analysis = Analysis(Sayings(), tuple(_in_loop(t) if frame in self._apart else SAME for t in op.outputs), None)
+        if node.name in self._own_state:
+            analysis = analysis._replace(lanes=(OWN,))
         for index, lane in enumerate(analysis.lanes):
             self._lanes[node.name, index] = lane
         flops = op_flops(node.op, op.attrs, self._known(op.inputs, lanes), self._known(op.outputs, analysis.lanes)) or 0
         work = flops + sum(size_of(t, lane, self._unknown) for t, lane in zip(op.outputs, analysis.lanes)) / 4
         item = Item(node.name, op, inputs, analysis, lanes, self._is_free(node), work)
+        way = prescribed(self._program, node, op, self._held)
+        if self._is_narrow(node):
+            # The handle of an iterator is everywhere, and can't be sent.
+            forms = [R if t.is_handle and not self._is_narrow(self._program.nodes[ref[0]]) else F for t, ref in zip(op.inputs, inputs)]
+            item = item._replace(ways=(Strategy(tuple(forms), (F,) * len(op.outputs)),))
+        elif way is not None:
+            item = item._replace(ways=(way,))
+        elif self._first_alone(node):
+            item = item._replace(ways=(Strategy((R,) * len(op.inputs), (F,) * len(op.outputs)),))
         if node.op in op_table.VARIABLES:
             # What is in a scope is divided because the user says so; a bias goes with what is cheaper.
             item = item._replace(is_variable=True, fixed=self._fixed(node), divide=node.taskgraph in self._split and op.outputs[0].rank > 1)
@@ -192,7 +240,7 @@ class Items:
             first, lane = batches[0]
             found = list(inputs)
             for position, dim in enumerate(axis.inputs):
-                if dim is not None and lanes[position].kind == INVARIANT and not is_handle(op.inputs[position]):
+                if dim is not None and lanes[position].kind == INVARIANT and not op.inputs[position].is_handle:
                     own = Lane(BATCH, dim, lane.unit // axis.unit(first) * axis.unit(position), lane.origin)
                     found[position] = self._own(inputs[position], own, op.inputs[position])
             return tuple(found)
@@ -210,27 +258,42 @@ class Items:
         facts = self._program.facts
         if node.name in facts.frames or facts.endings.in_branch(node.name) or node.name in facts.outputs:
             return False
-        return node.phase != FORWARD or node.taskgraph in self._split or node.op in op_table.VARIABLES or self._of_divided(node)
+        if node.phase != FORWARD or node.taskgraph in self._split or node.op in op_table.VARIABLES:
+            return True
+        if node.taskgraph is not None:
+            return False
+        # Where all is split, what belongs to no taskgraph may be, too; and what is restored is passed on to variables.
+        return self._copies or self._of_divided(node) or not self._parallel and node.op == "Identity"
 
     def _of_divided(self, node: Node) -> bool:
-        """Initialisation, reading and saving belong to no taskgraph."""
-        return node.taskgraph is None and any(is_handle(self._tensor(ref)) for ref in node.inputs)
+        """Wherever it is done, what initialises, reads or saves a variable takes it as it is held."""
+        variables = [op_table.variable_of(self._program, *ref) for ref in node.inputs if self._tensor(ref).is_handle]
+        return any(name is not None and self._fixed(self._program.nodes[name]) != R for name in variables)
+
+    def _is_narrow(self, node: Node) -> bool:
+        """Whether the first lane alone computes a node."""
+        return node.taskgraph is not None and node.taskgraph in self._plan.narrow
 
     def _fixed(self, node: Node) -> Optional[Spec]:
-        if self._held is not None:
-            return self._held.get(node.name, R)
-        if node.name in self._decided:
-            return self._decided[node.name]
+        if self._is_narrow(node):
+            return F
+        known = self._decided.get(node.name) if self._held is None else self._held.get(node.name, R)
+        if node.name in self._own_state and (known is None or known == R):
+            return L
+        if known is not None:
+            return known
         return None if node.taskgraph is None or node.taskgraph in self._split else R
 
     def _read(self, node: Node, ref: Ref) -> Ref:
-        """What an update reads of a gradient is the sum over all lanes."""
-        facts = self._program.facts
-        if node.phase != APPLY or ref not in facts.gradients or not self._parallel:
+        return self._summed(ref) if node.phase == APPLY else ref
+
+    def _summed(self, ref: Ref) -> Ref:
+        """What an update or a fetch sees of a gradient is the sum over all lanes."""
+        if ref not in self._program.facts.gradients or not self._parallel:
             return ref
         name = sum_name(ref)
         if (name, 0) not in self._lanes:
-            tensor, lane = self._read_tensor(node, ref), self._lanes[ref]
+            tensor, lane = self._tensor(ref), self._lanes[ref]
             analysis, ways = Analysis(Sayings(), (SAME,), None), self._sums(ref, tensor, lane)
             self.items.append(Item(name, Op(SUM, (tensor,), (tensor,)), (ref,), analysis, (lane,), ways=ways))
             self._lanes[name, 0] = SAME
@@ -240,10 +303,14 @@ class Items:
         """The sum of a gradient over all lanes and micro-batches: with those of all groups, or in this group beforehand."""
         alone = Strategy((R if lane.kind == INVARIANT else L,), (R,), "", 0.0, (2.0,) if lane.kind != INVARIANT else ())
         tag = self._program.facts.gradients[ref]
+        if self._copies and tag.component == "dense":
+            return tuple(Strategy((form,), (form,), "", 0.0) for form in self._parts(tensor))
         if lane != OWN or tag.component != "dense" or tag.record not in self._program.facts.seeds and not self._even():
             return (alone,)
-        forms = [R] + [S(d) for d in range(tensor.rank) if (tensor.dim(d) or 0) >= self._group.size]
-        return (alone,) + tuple(Strategy((form,), (form,), "", 0.0) for form in forms)
+        return (alone,) + tuple(Strategy((form,), (form,), "", 0.0) for form in self._parts(tensor))
+
+    def _parts(self, tensor: Tensor) -> List[Spec]:
+        return [R, F] + [S(d) for d in range(tensor.rank) if (tensor.dim(d) or 0) >= self._group.size]
 
     def _even(self) -> bool:
         """Whether all lanes' gradients weigh the same."""
@@ -251,7 +318,8 @@ class Items:
 
     def _add_fetch(self, number: int, ref: Ref) -> None:
         """What a fetch returns is each lane's own, and the whole of what is the same."""
-        lane, tensor = self._lanes[ref], self._tensor(ref)
+        tensor, ref = self._tensor(ref), self._summed(ref)
+        lane = self._lanes[ref]
         way = Strategy((R if lane.kind == INVARIANT else L,), (), "", 0.0)
         self.items.append(Item("epl_fetch/%d" % number, Op("EplFetch", (tensor,), ()), (ref,), Analysis(Sayings(), (), None), (lane,), ways=(way,)))
 
@@ -267,42 +335,56 @@ class Items:
         return found
 
     def _op(self, node: Node) -> Op:
-        inputs = tuple(self._read_tensor(node, ref) for ref in node.inputs)
+        inputs = tuple(self._tensor(ref) for ref in node.inputs)
         types = op_table.output_types(node, self._program)
         outputs = tuple(self._tensor((node.name, i)) for i in range(len(types)))
-        rows = {self._tensor(ref).dim(0) for ref in node.inputs if self._is_grown(node, ref)}
-        for index, tensor in enumerate(outputs):
-            if tensor.rank and tensor.dim(0) in rows:
-                self._grown[node.name, index] = None
-                outputs = outputs[:index] + (_of_any_rows(tensor),) + outputs[index + 1 :]
         constants = {i: value for i, ref in enumerate(node.inputs) for value in [constant_of(self._program, ref)] if value is not None}
         attrs: Mapping[str, Any] = dict(plain_attrs(dict(node.proto.attr) if node.proto is not None else {}), **plain_attrs(node.attrs))
-        return Op(node.op, inputs, outputs, attrs, constants)
+        op = Op(node.op, inputs, outputs, attrs, constants)
+        return self._loosened(node, op) if node.phase == APPLY else op
 
-    def _is_grown(self, reader: Node, ref: Ref) -> bool:
-        if ref in self._grown:
-            return True
-        tag = self._program.facts.gradients.get(ref) if reader.phase == APPLY and self._parallel else None
-        return tag is not None and tag.component in ("values", "indices") and self._tensor(ref).rank > 0
-
-    def _read_tensor(self, reader: Node, ref: Ref) -> Tensor:
-        tensor = self._tensor(ref)
-        return _of_any_rows(tensor) if self._is_grown(reader, ref) else tensor
+    def _loosened(self, node: Node, op: Op) -> Op:
+        """What an update sees of a sparse gradient has the rows of all lanes, not as many as the plain graph says."""
+        inputs = list(op.inputs)
+        rows: Dict[int, Tuple[int, ...]] = {}
+        for position, ref in enumerate(node.inputs):
+            tag = self._program.facts.gradients.get(ref) if self._parallel else None
+            if tag is not None and tag.component in ("values", "indices"):
+                inputs[position], rows[position] = _without_lengths(op.inputs[position], (0,)), (0,)
+            elif ref in self._loose:
+                inputs[position] = self._loose[ref]
+                rows[position] = tuple(d for d, length in enumerate(self._loose[ref].shape or ()) if length is None)
+        if not rows:
+            return op
+        said = sayings(op)
+        outputs = list(op.outputs)
+        for index, tensor in enumerate(op.outputs if not said.described else ()):
+            if tensor.is_handle:
+                continue
+            found = [axis.outputs[index] for axis in said.axes for p, dims in rows.items() if axis.inputs[p] in dims]
+            known = all(any(axis.inputs[p] == dim for axis in said.axes) for p, dims in rows.items() for dim in dims)
+            outputs[index] = self._loose[node.name, index] = _without_lengths(tensor, found if known else range(tensor.rank))
+        return op._replace(inputs=tuple(inputs), outputs=tuple(outputs))
 
     def _tensor(self, ref: Ref) -> Tensor:
         node = self._program.nodes[ref[0]]
         variable = op_table.variable_of(self._program, *ref)
         types = op_table.output_types(node, self._program)
         dtype = tf.as_dtype(types[ref[1]])
-        if variable is not None and ref[1] == 0 and (dtype == tf.resource or dtype._is_ref_dtype):
+        if variable is not None and op_table.is_handle(node, ref[1], self._program):
             shape = self._program.nodes[variable].attr("shape")
-            kind = "resource" if dtype == tf.resource else dtype.name
+            kind = "resource" if dtype == tf.resource else dtype.name + "_ref"
             if shape is None or shape.shape.unknown_rank:
                 return Tensor(None, kind)
             return Tensor(tuple(d.size if d.size >= 0 else None for d in shape.shape.dim), kind)
         if ref in self._assigned:
             return Tensor(self._assigned[ref].shape, dtype.name)
         return Tensor(self._program.shape_of(ref), dtype.name)
+
+
+def _without_lengths(tensor: Tensor, dims: Iterable[Optional[int]]) -> Tensor:
+    gone = set(dims)
+    return tensor._replace(shape=None if tensor.shape is None else tuple(None if d in gone else n for d, n in enumerate(tensor.shape)))
 
 
 def constant_of(program: Program, ref: Ref) -> Optional[Any]:
@@ -315,10 +397,6 @@ def constant_of(program: Program, ref: Ref) -> Optional[Any]:
         return None if forward is None else np.argsort(forward).astype(forward.dtype)
     value = node.attr("value") if node.op == "Const" else None
     return None if value is None else tf.make_ndarray(value.tensor)
-
-
-def _of_any_rows(tensor: Tensor) -> Tensor:
-    return tensor._replace(shape=(None,) + (tensor.shape or ())[1:])
 
 
 def _in_loop(tensor: Tensor) -> Lane:

@@ -31,6 +31,11 @@ class Tensor(NamedTuple):
     def is_float(self) -> bool:
         return "float" in self.dtype or "complex" in self.dtype
 
+    @property
+    def is_handle(self) -> bool:
+        """Whether it stands for a variable, which stays where it is."""
+        return self.dtype == "resource" or self.dtype.endswith("_ref")
+
 
 class Op(NamedTuple):
     """An op of the plain graph.

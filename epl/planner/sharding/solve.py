@@ -10,7 +10,7 @@ counted once for each form of a tensor instead of once for each edge.
 """
 
 import dataclasses
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from epl.ir.program import Ref
 from epl.planner.sharding.improve import Block, Problem, improve
 from epl.planner.sharding.op import Op, Tensor
 from epl.planner.sharding.rules.shapes import blocks
-from epl.planner.sharding.spec import Group, R, Spec
+from epl.planner.sharding.spec import F, Group, R, Spec
 from epl.planner.sharding.strategy import BATCH, SAME, Analysis, Lane, Strategy, moved_bytes, strategies
 
 _BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
@@ -44,6 +44,21 @@ class Machine:
     latency: float = 2e-5
     memory: float = 4e-10
     unknown: int = 64
+
+    def computes(self, item: "Item", way: Strategy, group: Group) -> float:
+        """Seconds of one way to compute an op, with what it sends within and the price of what it holds."""
+        seconds = way.work * item.flops / self.flops
+        for times, tensor, lane in zip(way.moved, item.op.outputs, item.analysis.lanes):
+            if times:
+                seconds += self.sends(times * size_of(tensor, lane, self.unknown) * (group.size if lane.kind == BATCH else 1))
+        if item.is_variable:
+            held = size_of(item.op.outputs[0], SAME, self.unknown)
+            seconds += held * self.memory * (group.largest if way.outputs[0].is_sharded else 1.0)
+        return seconds
+
+    def sends(self, count: float) -> float:
+        """Seconds of a collective in which each device sends so many bytes; none is sent where there are none."""
+        return self.latency + count / self.bandwidth if count else 0.0
 
 
 class Item(NamedTuple):
@@ -104,11 +119,6 @@ def size_of(tensor: Tensor, lane: Lane, unknown: int) -> float:
     return size
 
 
-def is_handle(tensor: Tensor) -> bool:
-    """Whether a tensor stands for a variable, which stays where it is."""
-    return tensor.dtype.endswith("_ref") or tensor.dtype == "resource"
-
-
 def solve(items: Sequence[Item], group: Group, machine: Optional[Machine] = None) -> Choice:
     """The cheapest choice.
 
@@ -118,11 +128,44 @@ def solve(items: Sequence[Item], group: Group, machine: Optional[Machine] = None
     Raises:
       ProgramError: an op can't be computed in any form of its inputs.
     """
-    try:
-        return _Search(items, group, machine or Machine()).run()
-    except _Impossible:
-        # A variable that is used where nothing can be divided, in a loop for example.
-        return _Search([item._replace(divide=False) for item in items], group, machine or Machine()).run()
+    machine = machine or Machine()
+    undivided = _used_whole(items, group)
+    for item in items:
+        if item.name in undivided and item.fixed is not None and item.fixed.is_sharded:
+            raise ProgramError(
+                "Variable '%s' is divided over the devices of a split, as training has it, but this program uses it where it would have to be "
+                "whole: in a loop or a conditional, or in an op that EPL can't divide. Create it outside of the scope" % item.name
+            )
+    if any(item.divide for item in items):
+        try:
+            return _Search([item._replace(divide=item.divide and item.name not in undivided) for item in items], group, machine).run()
+        except _Impossible:
+            pass
+    return _Search([item._replace(divide=False) for item in items], group, machine).run()
+
+
+def _used_whole(items: Sequence[Item], group: Group) -> FrozenSet[str]:
+    """The variables that some op needs whole, one in a loop for example, and those that go with them into an update."""
+    variables = {item.name for item in items if item.is_variable}
+    units = hinted_units(items)
+    found: Dict[str, None] = {}
+    beside: Dict[str, List[str]] = {}
+    for item in items:
+        handles = [(position, name) for position, (name, _) in enumerate(item.inputs) if name in variables]
+        if not handles:
+            continue
+        ways = list(item.ways) or strategies(item.op, item.lanes, item.analysis, group, units) if item.free else []
+        found.update((name, None) for position, name in handles if not any(way.inputs[position].is_sharded for way in ways))
+        for _, name in handles[1:]:
+            beside.setdefault(name, []).append(handles[0][1])
+            beside.setdefault(handles[0][1], []).append(name)
+    stack = list(found)
+    while stack:
+        for name in beside.get(stack.pop(), ()):
+            if name not in found:
+                found[name] = None
+                stack.append(name)
+    return frozenset(found)
 
 
 class _Impossible(ProgramError):
@@ -181,19 +224,7 @@ class _Search:
             ways = [way for way in ways if way.outputs[0].is_sharded] or ways
         if not ways:
             raise ProgramError("Node '%s' (%s) can't be held as %s, as its variable was before" % (item.name, item.op.type, item.fixed))
-        return [(way, self._work(item, way)) for way in ways]
-
-    def _work(self, item: Item, way: Strategy) -> float:
-        machine = self._machine
-        seconds = way.work * item.flops / machine.flops
-        for times, tensor, lane in zip(way.moved, item.op.outputs, item.analysis.lanes):
-            if times:
-                size = size_of(tensor, lane, machine.unknown) * (self._group.size if lane.kind == BATCH else 1)
-                seconds += machine.latency + times * size / machine.bandwidth
-        if item.is_variable:
-            held = size_of(item.op.outputs[0], SAME, machine.unknown)
-            seconds += held * machine.memory * (self._group.largest if way.outputs[0].is_sharded else 1.0)
-        return seconds
+        return [(way, self._machine.computes(item, way, self._group)) for way in ways]
 
     # Classes.
 
@@ -263,10 +294,10 @@ class _Search:
         for number, (way, _) in enumerate(producer.ways):
             made.setdefault(way.outputs[index], []).append(producer.first + number)
         wanted = {way.inputs[position] for reader, position in readers for way, _ in reader.ways}
-        handle = is_handle(tensor)
+        handle = tensor.is_handle
         if len(made) == 1 and wanted == set(made):
             return
-        forms = sorted(wanted | ({R} if not handle and lane.kind == BATCH else set()))
+        forms = sorted(wanted | ({R} if not handle and (lane.kind == BATCH or F in made or F in wanted) else set()))
         needed = {form: self._variable() for form in forms}
         for reader, position in readers:
             asks: Dict[Spec, List[int]] = {}
@@ -282,8 +313,7 @@ class _Search:
                 sent = None if handle or source == form else moved_bytes(lane, size, source, form, self._group)
                 if sent is None:
                     continue
-                cost = self._machine.latency + sent / self._machine.bandwidth if sent else 0.0
-                move = self._variable(cost * producer.count)
+                move = self._variable(self._machine.sends(sent) * producer.count)
                 supply[move] = -1.0
                 self._at_most({**dict.fromkeys(variables, -1.0), move: 1.0})
             if not handle and form != R and R in needed and moved_bytes(lane, size, R, form, self._group) == 0:
@@ -379,20 +409,22 @@ class _Search:
         moves: List[Move] = []
         seconds = 0.0
         for item in self._items:
-            seconds += self._work(item, found[item.name])
+            seconds += self._machine.computes(item, found[item.name], self._group)
         for ref, forms in wanted.items():
             tensor, lane = self._tensors[ref]
             size = size_of(tensor, lane, self._machine.unknown)
             have = [found[ref[0]].outputs[ref[1]]]
+            if (F in have or F in forms) and set(forms) != set(have):
+                forms = {R: None, **forms}  # the way from and to what the first device has alone
             for form in sorted(forms, key=lambda f: (f != R, f)):
                 if form in have:
                     continue
                 ways = [(sent, source) for source in have for sent in [moved_bytes(lane, size, source, form, self._group)] if sent is not None]
-                if not ways or is_handle(tensor):
+                if not ways or tensor.is_handle:
                     raise ProgramError("Tensor %s:%d can't be brought from %s to %s" % (ref + (have[0], form)))
                 sent, source = min(ways, key=lambda way: way[0])
                 moves.append(Move(ref, source, form, sent))
-                seconds += self._machine.latency + sent / self._machine.bandwidth if sent else 0.0
+                seconds += self._machine.sends(sent)
                 have.append(form)
         return Choice(found, tuple(moves), seconds)
 
@@ -418,4 +450,8 @@ def hinted_units(items: Sequence[Item]) -> Mapping[int, Tuple[int, ...]]:
                 for length in lengths[1:]:
                     inner *= length or 1
                 found.setdefault(inner * (lengths[0] or 1), {})[inner] = None
+    for item in items:
+        # A variable keeps its form also in a program without the reshape that it comes from.
+        if item.fixed is not None and item.fixed.unit > 1:
+            found.setdefault(item.op.outputs[0].dim(item.fixed.dim) or 0, {})[item.fixed.unit] = None
     return {length: tuple(units) for length, units in found.items()}

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Optional, Sequence, Tuple
 
-REPLICATED, SHARDED, PARTIAL = "R", "S", "P"
+REPLICATED, SHARDED, PARTIAL, FIRST = "R", "S", "P", "F"
 
 
 class Spec(NamedTuple):
@@ -10,7 +10,8 @@ class Spec(NamedTuple):
 
     Attributes:
       kind: REPLICATED, each device has all of it; SHARDED, each has consecutive parts of one
-        dimension; PARTIAL, each has a term of the shape of the whole, and their sum is meant.
+        dimension; PARTIAL, each has a term of the shape of the whole, and their sum is meant;
+        FIRST, the first device alone has it.
       dim: the dimension that is divided, from 0; -1 unless sharded.
       unit: the dimension is divided in multiples of so many elements: a head of an
         attention layer, for instance, is never cut.
@@ -32,6 +33,7 @@ class Spec(NamedTuple):
 
 R = Spec(REPLICATED)
 P = Spec(PARTIAL)
+F = Spec(FIRST)
 
 
 def S(dim: int, unit: int = 1) -> Spec:  # noqa: N802

@@ -16,7 +16,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from epl.ir.program import Ref
 from epl.planner.sharding.op import Axis, Op, Sayings, Special, Tensor, sayings
-from epl.planner.sharding.spec import Group, P, R, S, Spec, canonical
+from epl.planner.sharding.spec import F, Group, P, R, S, Spec, canonical
 
 L = Spec("L")
 """Each device has the tensor of its own lane."""
@@ -102,7 +102,8 @@ def analyse(op: Op, lanes: Sequence[Lane], source: str = "") -> Analysis:
 
 def _of_sums(op: Op, lanes: Sequence[Lane]) -> bool:
     """Whether an op sees no batch, nor a shape that could have one in it: gradients of weights, say."""
-    shapes = any(lane.kind == VARYING and tensor.rank == 1 and not tensor.is_float for tensor, lane in zip(op.inputs, lanes))
+    integers = [lane for tensor, lane in zip(op.inputs, lanes) if tensor.rank == 1 and not tensor.is_float and not tensor.is_handle]
+    shapes = any(lane.kind == VARYING for lane in integers)
     return not shapes and all(lane.kind != BATCH for lane in lanes)
 
 
@@ -158,7 +159,7 @@ def strategies(op: Op, lanes: Sequence[Lane], analysis: Analysis, group: Group, 
                 if one is not None:
                     found[one] = None
         for special in analysis.said.specials:
-            if _apart_from_batch(special, lanes):
+            if _can_be_parts(special, op, lanes, analysis.lanes, group):
                 found[Strategy(special.inputs, special.outputs, special.how, whole * group.largest, special.moved)] = None
     if analysis.said.described:
         for form in _forms(op.inputs[0], lanes[0], group, units):
@@ -225,17 +226,21 @@ def _divided(op: Op, axis: Axis, lanes: Sequence[Lane], unit: int, group: Group,
     return Strategy(ins, outs, axis.how, whole * group.largest)  # type: ignore[arg-type]
 
 
-def _part(tensor: object, dim: Optional[int], unit: int, group: Group, without: Spec) -> Optional[Spec]:
+def _part(tensor: Tensor, dim: Optional[int], unit: int, group: Group, without: Spec) -> Optional[Spec]:
     if dim is None:
         return without
-    length = tensor.dim(dim)  # type: ignore[attr-defined]
+    length = tensor.dim(dim) if dim < tensor.rank else None
     if length is None or length % unit or length // unit < group.size:
         return None
-    return canonical(S(dim, unit), tensor.shape, group)  # type: ignore[attr-defined]
+    return canonical(S(dim, unit), tensor.shape, group)
 
 
-def _apart_from_batch(special: Special, lanes: Sequence[Lane]) -> bool:
-    return all(not spec.is_sharded or lane.kind != BATCH or spec.dim != lane.dim for spec, lane in zip(special.inputs, lanes))
+def _can_be_parts(special: Special, op: Op, lanes: Sequence[Lane], outputs: Sequence[Lane], group: Group) -> bool:
+    """Whether what is divided has a known length that gives each device a part, and is not the samples."""
+    for spec, tensor, lane in zip(special.inputs + special.outputs, op.inputs + op.outputs, tuple(lanes) + tuple(outputs)):
+        if spec.is_sharded and (_part(tensor, spec.dim, spec.unit, group, spec) is None or lane.kind == BATCH and spec.dim == lane.dim):
+            return False
+    return True
 
 
 def _may_be_terms(positions: Sequence[int], lanes: Sequence[Lane], gathered: bool, invariant: bool) -> bool:
@@ -271,6 +276,10 @@ def moved_bytes(lane: Lane, size: float, source: Spec, target: Spec, group: Grou
     k = group.size
     if source == target or k == 1:
         return 0.0
+    if target == F:
+        return 0.0 if source == R else None
+    if source == F:
+        return size if target == R else None
     total = size * k if lane.kind == BATCH else size
     if target == L and lane.kind == BATCH and lane.unit == 0:
         return None  # nobody knows how many of the rows are whose

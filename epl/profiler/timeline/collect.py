@@ -4,6 +4,7 @@ import re
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from epl.ir.program import APPLY, BACKWARD, FORWARD, Node, Program
+from epl.passes.alarm import ALARM
 from epl.passes.schedule import schedule_of
 from epl.planner.plan import Task
 from epl.profiler.timeline.trace import ACTION, BUBBLE, COLLECTIVE, COMPUTE, OPTIMIZER, TRANSFER, Event
@@ -22,7 +23,7 @@ _IDLE = frozenset(("Const", "NoOp", "VariableV2", "VarHandleOp", "Placeholder", 
 """Ops that do no work. TensorFlow's optimizers may let them run at any time."""
 
 _COMMUNICATION = "epl_comm/"
-_HELPERS = ("epl_nothing", "epl_anchor")
+_HELPERS = ("epl_nothing", "epl_anchor", ALARM)
 _REWRITTEN = re.compile(r"^(.*?)/?ArithmeticOptimizer/[A-Za-z]+_([^/]*)$")
 _COPIED = re.compile(r"/_\d+$")
 _OP = re.compile(r" = (\w+)\(")
@@ -116,7 +117,7 @@ class _Collector:
         optimizing: Dict[Tuple[str, Optional[int]], List[Ran]] = {}
         for one in self.ran:
             node = one.node
-            if node is None or one.op in _IDLE:
+            if node is None or one.op in _IDLE or node.name.startswith(ALARM):
                 continue
             if node.op.startswith("Horovod"):
                 events.append(self._communication(one, node))

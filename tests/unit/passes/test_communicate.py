@@ -1,17 +1,18 @@
 """Communicate: collectives become Horovod's ops."""
 
 import pytest
+import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import types_pb2
 
 from epl.errors import ProgramError
 from epl.ir import attrs as A
 from epl.ir.build import Builder
-from epl.ir.program import Program
+from epl.ir.program import Feed, Program
 from epl.passes.agree import FLAG
 from epl.passes.communicate import ANCHOR, Communicate, collective_name, ended_program
 from epl.passes.pipeline import default_passes
 from tests.unit.graph_text import fingerprint, parse
-from tests.unit.machine import join
+from tests.unit.machine import join, user_graph
 from tests.unit.passes.steps import DRAWN, apply, task, training
 
 
@@ -80,7 +81,7 @@ def test_names_count_and_do_not_depend_on_the_users_nodes():
     assert collective_name("k", "003") == "epl_comm/k.003" and collective_name("k", "f", "other") == "other/k.f"
 
 
-@pytest.mark.parametrize("dtype", ["DT_FLOAT", "DT_HALF", "DT_DOUBLE", "DT_INT32", "DT_INT64", "DT_BFLOAT16", "DT_BOOL", "DT_UINT8", "DT_INT16"])
+@pytest.mark.parametrize("dtype", ["DT_FLOAT", "DT_HALF", "DT_DOUBLE", "DT_INT32", "DT_BFLOAT16", "DT_BOOL", "DT_UINT8", "DT_COMPLEX64", "DT_QUINT8"])
 @pytest.mark.parametrize("op, info", [("EplAllGather", {}), ("EplBroadcast", {"root": 0})])
 def test_constant_inputs_are_tied_to_the_anchor(op, info, dtype):
     """TensorFlow would compute them once and for all: Horovod's ops look pure to it."""
@@ -88,11 +89,13 @@ def test_constant_inputs_are_tied_to_the_anchor(op, info, dtype):
     result = communicate(program_of((op, "g", ["c"], info), dtype=number))
     (node,) = hvd(result).values()
     source = result.nodes[node.inputs[0][0]]
-    if dtype == "DT_BFLOAT16":
-        assert source.op == "Bitcast" and node.attr("T").type == types_pb2.DT_UINT16
-        source = result.nodes[source.inputs[0][0]]
-        assert result.nodes[result.fetches[0][0]].op == "Bitcast"
-    assert source.op == ("LogicalOr" if dtype == "DT_BOOL" else "AddV2") and source.inputs[0] == ("c", 0)
+    assert source.op == ("LogicalOr" if dtype == "DT_BOOL" else "AddV2")
+    constant = source.inputs[0][0]
+    if dtype in ("DT_BFLOAT16", "DT_COMPLEX64", "DT_QUINT8"):
+        assert result.nodes[constant].op == result.nodes[result.fetches[0][0]].op == "Bitcast"
+        assert node.attr("T").type == {"DT_BFLOAT16": types_pb2.DT_UINT16, "DT_COMPLEX64": types_pb2.DT_INT64, "DT_QUINT8": types_pb2.DT_UINT8}[dtype]
+        constant = result.nodes[constant].inputs[0][0]
+    assert constant == "c"
     assert ANCHOR in result.ancestors([source.name]) and result.feeds[-1].node == ANCHOR
 
 
@@ -116,11 +119,32 @@ def test_bfloat16_is_reduced_in_float():
     assert node.attr("T").type == 1 and result.nodes[node.inputs[0][0]].op == "Cast" and result.nodes[result.fetches[0][0]].op == "Cast"
 
 
+@pytest.mark.parametrize("dtype, wire", [("complex64", types_pb2.DT_FLOAT), ("complex128", types_pb2.DT_DOUBLE)])
+def test_complex_numbers_are_reduced_by_their_parts(dtype, wire):
+    with user_graph() as index:
+        x = tf.placeholder(dtype, [2], "x")
+        tf.identity(x, name="y")
+        program = index()
+    nodes = dict(program.nodes)
+    number = tf.as_dtype(dtype).as_datatype_enum
+    build = Builder(nodes, "/device:CPU:0")
+    build.op("EplAllReduce", "s", [("x", 0), ("y", 0)], info={"dtype": number, "scale": 0.5})
+    result = communicate(program.replace(nodes=nodes, fetches=[("s", 0), ("s", 1)], feeds=[Feed(("x", 0), "x")]))
+    (node,) = hvd(result).values()
+    assert node.attr("T").type == wire
+    graph = tf.Graph()
+    with graph.as_default(), tf.Session(graph=graph) as session:
+        tf.import_graph_def(join([result, result]).to_graph_def(), name="")
+        feeds = {"rank%d/x:0" % rank: [1 + 2j, rank * 4j] for rank in range(2)}
+        feeds.update({"rank%d/%s:0" % (rank, ANCHOR): 0 for rank in range(2)})
+        for fetched in session.run(["rank1/%s:0" % name for name, _ in result.fetches], feeds):
+            assert fetched.dtype == dtype and fetched.tolist() == [1 + 2j, 2j]
+
+
 @pytest.mark.parametrize("op, dtype, error", [
-    ("EplAllReduce", "DT_BOOL", r"A tensor of dtype number 10 can't be reduced over ranks \(thing\)"),
-    ("EplAllReduce", "DT_COMPLEX64", "A tensor of dtype number 8 can't be reduced over ranks"),
-    ("EplAllGather", "DT_COMPLEX64", r"A tensor of dtype number 8 can't travel between ranks \(thing\)"),
-    ("EplBroadcast", "DT_UINT64", "A tensor of dtype number 23 can't travel between ranks"),
+    ("EplAllReduce", "DT_BOOL", r"A tensor of type bool can't be reduced over ranks \(thing\)"),
+    ("EplAllReduce", "DT_UINT32", "A tensor of type uint32 can't be reduced over ranks"),
+    ("EplAllGather", "DT_FLOAT8_E5M2", r"A tensor of type float8_e5m2 can't travel between ranks \(thing\)"),
 ])  # fmt: skip
 def test_types_that_do_not_travel(op, dtype, error):
     with pytest.raises(ProgramError, match=error):
@@ -143,7 +167,7 @@ def test_all_ranks_have_the_same_collectives(options):
 def test_collectives_wait_for_the_gate():
     program = lowered(parse(DRAWN + "\nfetches: loss:0\ntargets: train").pruned(), task(ranks=2))
     waits = {n.name.rpartition(".")[2]: "epl_gate" in n.controls for n in program.nodes.values() if n.op.startswith("Horovod")}
-    assert waits == {FLAG: False, "001": True}
+    assert waits == {FLAG: False, "000": True}
 
 
 def test_a_rank_whose_input_has_ended_answers_the_others():

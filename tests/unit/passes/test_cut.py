@@ -147,6 +147,7 @@ SHAPES = ((3, 2), (None, 2), (None, None), None)
 # Types and shapes are independent: one shape is enough for most types.
 SENT = [(dtype, (None, 2)) for dtype in DTYPES if dtype not in ("float32", "bfloat16", "bool")]
 SENT += [(dtype, shape) for dtype in ("float32", "bfloat16", "bool") for shape in SHAPES]
+SENT += [(dtype, (None, 2)) for dtype in ("uint32", "uint64", "complex64")] + [("complex128", shape) for shape in SHAPES]
 
 
 @pytest.mark.parametrize("dtype, shape", SENT, ids=str)
@@ -163,12 +164,61 @@ def test_values_of_all_types_and_shapes_arrive(dtype, shape):
     wanted = value * 3 if dtype != "bool" else value != 0
     for fetched in machine.run(("y:0", "h:0"), {"x:0": value}):
         np.testing.assert_array_equal(fetched[0], wanted)
-        np.testing.assert_array_equal(fetched[1].astype(np.float32), wanted)
+        assert fetched[1].dtype.name == dtype
+        np.testing.assert_array_equal(fetched[1].astype(np.complex128), wanted)
+
+
+FULL = {
+    "uint32": [0, 2**31, 2**32 - 1],
+    "uint64": [2**63, 2**64 - 1, 1],
+    "complex64": [1 + 2j, -3e30j, 1e-30],
+    "complex128": [1 + 2j, -3e300j, 1e-300],
+}
+
+
+@pytest.mark.parametrize("dtype", FULL)
+@pytest.mark.parametrize("scalar", [False, True])
+def test_all_bits_of_what_travels_as_another_type_arrive(dtype, scalar):
+    value = np.array(FULL[dtype], dtype)[0 if scalar else slice(None)]
+    with user_graph() as index:
+        x = tf.placeholder(dtype, value.shape, "x")
+        with taskgraph(0):
+            h = tf.identity(x, name="h")
+        with taskgraph(1):
+            tf.stack([h, tf.constant(value)], name="y")
+        whole = index()
+    for made, twice in Ranks(whole, Layout(2, 1), 2).run(("h:0", "y:0"), {"x:0": value}):
+        assert made.dtype == twice.dtype == value.dtype and made.shape == value.shape
+        assert made.tolist() == value.tolist() and twice.tolist() == [value.tolist()] * 2
+
+
+QUANTISED = {"qint8": tf.int8, "quint8": tf.uint8, "qint16": tf.int16, "quint16": tf.uint16, "qint32": tf.int32}
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+def test_quantised_values_arrive(dtype):
+    plain = QUANTISED[dtype]
+    with user_graph() as index:
+        x = tf.placeholder(plain, [None], "x")
+        with taskgraph(0):
+            h = tf.bitcast(x, tf.as_dtype(dtype), name="h")
+            fixed = tf.bitcast(tf.constant([5, 7], plain), tf.as_dtype(dtype), name="fixed")
+        with taskgraph(1):
+            tf.concat([tf.bitcast(h, plain), tf.bitcast(fixed, plain)], 0, name="y")
+        whole = index()
+    value = np.array([plain.min, 0, plain.max], plain.as_numpy_dtype)
+    for (fetched,) in Ranks(whole, Layout(2, 1), 2).run(("y:0",), {"x:0": value}):
+        assert fetched.tolist() == value.tolist() + [5, 7]
 
 
 def test_what_does_not_travel_is_refused():
     text = "x = Placeholder() {dtype: string, shape: [?]}  # taskgraph=0\nh = Identity(x)  # taskgraph=0\ny = Identity(h)  # taskgraph=1\nfeeds: x\n"
     with pytest.raises(ProgramError, match="'h' of type string is made in taskgraph 0 and used by node 'y' in taskgraph 1.*strings do not travel"):
+        cloned(text + "targets: y")
+    with pytest.raises(ProgramError, match="'h' of type string is made in .* and fetched, which gives it to every process .*: strings do not"):
+        cloned(text + "fetches: h")
+    text = text.replace("string", "float8_e5m2")
+    with pytest.raises(ProgramError, match="'h' of type float8_e5m2 is made .* and used by node 'y' in taskgraph 1.*Cast it to another type"):
         cloned(text + "targets: y")
     text = """
         s = StackV2(size) {elem_type: float}  # taskgraph=0

@@ -80,7 +80,7 @@ def test_after_initialisation_all_replicas_are_equal(layout, resource):
         x = tf.placeholder(tf.float32, [None], "x")
         w = tf.get_variable("w", [3], initializer=tf.random_uniform_initializer())
         random = tf.random_uniform([2], maxval=100.0)
-        types = tf.int64, tf.float64, tf.half, tf.bfloat16, tf.uint8
+        types = tf.int64, tf.float64, tf.half, tf.bfloat16, tf.uint8, tf.complex128
         others = [tf.get_variable(t.name, initializer=tf.cast(random, t), trainable=False) for t in types]
         others.append(tf.get_variable("bool", initializer=random > 50.0, trainable=False))
         words = tf.get_variable("words", initializer=tf.constant("a word"), trainable=False)
@@ -92,7 +92,7 @@ def test_after_initialisation_all_replicas_are_equal(layout, resource):
     machine = Machine(whole, **layout)
     machine.run("init")
     machine.run("train", {"x:0": np.zeros(12, np.float32)})
-    for name in ["w", "int64", "float64", "float16", "bfloat16", "uint8", "bool"]:
+    for name in ["w", "int64", "float64", "float16", "bfloat16", "uint8", "complex128", "bool"]:
         names = [instance_name(name, d, None) for d in range(machine.plan.devices_per_rank)]
         values = [machine.value(instance, rank) for rank in range(machine.plan.ranks) for instance in names]
         assert all(np.array_equal(v, values[0]) for v in values), name
@@ -100,7 +100,7 @@ def test_after_initialisation_all_replicas_are_equal(layout, resource):
 
 
 def test_a_type_that_can_not_travel_is_an_error():
-    whole = parse("c = VarHandleOp() {shape: [2], dtype: complex64}")
-    with pytest.raises(ProgramError, match="A tensor of dtype number 8 can't travel between ranks"):
+    whole = parse("c = VarHandleOp() {shape: [2], dtype: float8_e5m2}")
+    with pytest.raises(ProgramError, match="A tensor of type float8_e5m2 can't travel between ranks"):
         sync_program(whole, ["c"], task(ranks=2))
     sync_program(whole, ["c"], task(devices=2))

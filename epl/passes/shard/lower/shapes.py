@@ -94,7 +94,7 @@ def _shape(part: Part) -> List[Ref]:
             continue
         static.append(-1)
         if own:
-            rows = build.rows(lane)
+            rows = build.lane_rows(lane)
             unit = build.const(build.named("unit"), lane.unit, DT_INT32)
             dynamic[dim] = rows if lane.unit == 1 else build.binary("Mul", "rows", rows, unit, DT_INT32)
         else:
