@@ -16,7 +16,7 @@ _WINDOW = 16
 _ROUNDS = 4
 _NODES = 50
 _GAP = 0.02
-_LEAST = 0.5
+_LEAST = 2.0
 """Tensors that cost less, in units of the costs, begin no window."""
 _GAIN = 1e-3
 

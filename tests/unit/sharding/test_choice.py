@@ -107,6 +107,28 @@ def test_what_was_decided_stays():
     assert R not in with_held(whole, plan).held.values()
 
 
+def test_rows_of_a_sparse_gradient_are_those_of_all_lanes():
+    """How many there are is not what its shape says, which is that of one lane: they can't be divided by it."""
+    with user_graph() as index:
+        tokens = tf.placeholder(tf.int64, [64, 64], "tokens")
+        h = tf.nn.embedding_lookup(tf.get_variable("table", [500, 64]), tokens)
+        with tf.get_default_graph()._attr_scope({A.TASKGRAPH: A.of_int(0)}):
+            loss = tf.reduce_mean(tf.square(tf.einsum("btm,mn->btn", h, tf.get_variable("w", [64, 64]))))
+        made = tf.train.MomentumOptimizer(0.1, 0.9)
+        gradients, variables = zip(*made.compute_gradients(loss))
+        clipped, _ = tf.clip_by_global_norm(gradients, 1.0)
+        made.apply_gradients(zip(clipped, variables), name="train")
+        whole = index()
+    sharding = training_sharding(whole, Plan(devices_per_rank=K, lanes=K, split=(0,)))
+    found = 0
+    for name, item in sharding.items.items():
+        for ref, form, tensor in zip(item.inputs, sharding.strategies[name].inputs, item.op.inputs):
+            if ref[0].startswith("epl_sum/") and "embedding_lookup_grad" in ref[0]:
+                found += 1
+                assert tensor.dim(0) is None and form != S(0), (name, str(form))
+    assert found >= 3, "the norm, the clipped rows and their indices"
+
+
 PARTS = [((1, 1, 1), 7, 1, (2, 2, 3)), ((2, 1), 9, 1, (6, 3)), ((1, 1), 12, 4, (4, 8)), ((1,) * 4, 2, 1, (0, 1, 0, 1))]
 
 
