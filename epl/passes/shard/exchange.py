@@ -53,6 +53,10 @@ class Exchange(Pass):
             for node in members:
                 del nodes[node.name]
             mapping.update(_Exchange(nodes, task, members, gate).run())
+        for ref, value in mapping.items():
+            while value in mapping:  # what the first lane is given of something brought into another form before
+                value = mapping[value]
+            mapping[ref] = value
         if task.spread or task.plan.lanes % task.plan.devices_per_rank and task.plan.devices_per_rank % task.plan.lanes:
             # A process that fetches from one of its groups takes part in what its other group does.
             talking = [n.name for n in nodes.values() if n.name not in program.nodes and n.op in (*COLLECTIVES, SHARE)]

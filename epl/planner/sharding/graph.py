@@ -260,10 +260,9 @@ class Items:
             return False
         if node.phase != FORWARD or node.taskgraph in self._split or node.op in op_table.VARIABLES:
             return True
-        if node.taskgraph is not None:
-            return False
         # Where all is split, what belongs to no taskgraph may be, too; and what is restored is passed on to variables.
-        return self._copies or self._of_divided(node) or not self._parallel and node.op == "Identity"
+        unclaimed = node.taskgraph is None and (self._copies or not self._parallel and node.op == "Identity")
+        return unclaimed or self._of_divided(node)
 
     def _of_divided(self, node: Node) -> bool:
         """Wherever it is done, what initialises, reads or saves a variable takes it as it is held."""
@@ -310,7 +309,7 @@ class Items:
         return (alone,) + tuple(Strategy((form,), (form,), "", 0.0) for form in self._parts(tensor))
 
     def _parts(self, tensor: Tensor) -> List[Spec]:
-        return [R, F] + [S(d) for d in range(tensor.rank) if (tensor.dim(d) or 0) >= self._group.size]
+        return [R] + ([F] if self._plan.narrow else []) + [S(d) for d in range(tensor.rank) if (tensor.dim(d) or 0) >= self._group.size]
 
     def _even(self) -> bool:
         """Whether all lanes' gradients weigh the same."""

@@ -113,10 +113,10 @@ class Seen:
 def costs(machine, seen=None):
     """Let programs be planned for a machine."""
 
-    def plan(program, split, group, parallel, held=None, _=None, decided=None):
-        found = graph.plan_sharding(program, split, group, parallel, held, machine, decided)
+    def plan(program, job, parallel, held=None, _=None, decided=None):
+        found = graph.plan_sharding(program, job, parallel, held, machine, decided)
         if seen is not None:
-            seen.note(found, group)
+            seen.note(found, job.group)
         return found
 
     before = hold.plan_sharding, rewrite.plan_sharding

@@ -40,8 +40,9 @@ class Chooser:
         for module in (hold, rewrite):
             monkeypatch.setattr(module, "plan_sharding", self)
 
-    def __call__(self, program, split, group, parallel, held=None, machine=None, decided=None):
-        items = graph.Items(program, frozenset(split), group, parallel, held, self.machine, decided or {}).items
+    def __call__(self, program, plan, parallel, held=None, machine=None, decided=None):
+        group = plan.group
+        items = graph.Items(program, plan, group, parallel, held, self.machine, decided or {}).items
         units = solve.hinted_units(items)
         for number, item in enumerate(items):
             if parallel and item.free and item.op.type not in _SKIPPED and not item.ways:
