@@ -7,9 +7,13 @@ process.
 
 from typing import Dict, List, Optional, Set, Tuple
 
-from epl.ir.program import Node, Ref, ref_text
+from epl.ir import attrs as A
+from epl.ir import op_table
+from epl.ir.program import APPLY, Node, Ref, ref_text
 from epl.passes.cut import FETCHED, INSPECTIONS, Crossings, Value
+from epl.passes.instances import tensor_label
 from epl.passes.merge_rules import merge_rule
+from epl.passes.needs import Needs
 
 
 class Boundary:
@@ -31,8 +35,15 @@ class Boundary:
         self._watched = [
             r for r, g in enumerate(ids) if r != self.first and any(task.plan.first_replica(q) == g for q in task.members(r) if q != task.rank)
         ]
+        self._unseen = [r for r, g in enumerate(ids) if not task.plan.is_seen(g)]
+        self._needs = Needs(cloner) if self._unseen else None
+        self._kept: Dict[str, None] = {}
         self._supplied: Set[Tuple[Ref, int]] = set()
         self._before: Dict[Tuple[str, int], Tuple[str, ...]] = {}
+
+    def needs(self, name: str, replica: int) -> bool:
+        """Whether a node is needed in a local replica, by whatever process that holds a part of it."""
+        return self._needs is None or replica not in self._unseen or name in self._needs.nodes
 
     # Inputs and fetches of this process's nodes.
 
@@ -58,15 +69,42 @@ class Boundary:
                 found[replica] = local
             else:
                 found[replica] = self._cut.share(Value(ref, FETCHED, replica, None), local, "fetch " + ref_text(ref))
+        stage = self._cloner.stage_of(ref[0])
+        for replica in self._unseen if self._cloner.merges_fetch(ref) else ():
+            if self._task.has(replica, stage):
+                self._keep(self._cloner.fetched(ref, replica), ref)
         return found[self.first]
 
     def join(self, node: Node) -> None:
-        """Take part in what other processes share for a node that exists once in each of them."""
+        """Take part in what other processes share, or merge over replicas, for a node that exists once in each of them."""
         for replica in self._watched:
             for ref in node.inputs:
                 stage = self._cloner.stage_of(ref[0])
                 if stage is not None:
                     self._share(node, ref, self._cloner.form(node, ref, None), replica, self._task.has(replica, stage))
+
+        for replica in self._unseen:
+            for ref in node.inputs:
+                stage, form = self._cloner.stage_of(ref[0]), self._cloner.form(node, ref, None)
+                if stage is None or not form:
+                    continue
+                if self._task.has(replica, stage):
+                    self._keep(self._cloner.here(ref, form, replica, None), ref)
+                else:
+                    self._supply_whole(ref, form, replica)
+
+    def _keep(self, local: Ref, ref: Ref) -> None:
+        """Take part in a merge of all replicas although nobody here is shown its value.
+
+        Args:
+          local: the merged value. ref: what it is a value of.
+        """
+        name = "epl_part/" + tensor_label(local)
+        if name not in self._kept:
+            self._kept[name] = None
+            source = self._cloner.program.nodes[ref[0]]
+            attrs = {"T": A.of_type(op_table.dtype_of(self._program, *ref))}
+            self._cloner.extra[name] = Node(name, "Identity", [local], attrs=attrs, device=self._task.home(source.taskgraph), phase=APPLY)
 
     def _share(self, node: Node, ref: Ref, form: str, replica: int, here: bool) -> Ref:
         if self._program.nodes[ref[0]].op in INSPECTIONS and not form:
@@ -96,14 +134,19 @@ class Boundary:
             if node.taskgraph is None:
                 continue
             for replica in range(self._task.local_replicas):
-                if not self._cloner.exists(node.name, replica):
+                if not self.needs(node.name, replica) or not self._cloner.exists(node.name, replica):
                     continue
                 owner = self._task.owner(replica, node.taskgraph)
                 for micro_batch in self._micro_batches(node):
                     for ref in node.inputs:
                         self._supply(node, ref, replica, micro_batch, owner)
         nodes.update(self._cloner.extra)
-        return self._keep_order(nodes) + self._cut.targets
+        return self._keep_order(nodes) + self._cut.targets + list(self._kept) + self._meetings(nodes)
+
+    def _meetings(self, nodes: Dict[str, Node]) -> List[str]:
+        """What takes part in values of all replicas, in those whose own values nobody is shown."""
+        met = [n for name in (self._needs.meeting if self._needs else ()) for r in self._unseen for n in self._cloner.met(name, r, None)]
+        return [name for name in met if name in nodes]
 
     def _micro_batches(self, node: Node) -> List[Optional[int]]:
         return list(range(self._cloner.batches)) if node.name in self._cloner.facts.batch else [None]

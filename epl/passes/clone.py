@@ -67,7 +67,7 @@ class Cloner:
                 self.fed.divide(node, batches[node.name].mode)
             elif node.name in self.facts.batch:
                 for replica, micro_batch in self.instances_of(node.taskgraph):
-                    if self.exists(node.name, replica):
+                    if self.exists(node.name, replica) and self._is_needed(node, replica):
                         self._emit(node, replica, micro_batch)
             elif self.is_once(node):
                 self._emit(node, self.first, None)
@@ -75,7 +75,7 @@ class Cloner:
                     self.boundary.join(node)
             else:
                 for replica in self.task.holding(node.taskgraph):
-                    if self.exists(node.name, replica):
+                    if self.exists(node.name, replica) and self._is_needed(node, replica):
                         self._emit(node, replica, None)
         targets: List[str] = []
         for target in program.targets:
@@ -90,6 +90,9 @@ class Cloner:
             groups = process_groups(program, self.task.plan, self.task.parallel)
             program = program.replace(groups=tuple(dict.fromkeys(program.groups + groups)))
         return program.replace(nodes=nodes, targets=list(dict.fromkeys(targets)), fetches=fetches, feeds=feeds)
+
+    def _is_needed(self, node: Node, replica: int) -> bool:
+        return self.boundary is None or self.boundary.needs(node.name, replica)
 
     def _effects(self) -> List[str]:
         """What changes state although nothing here needs it: a fetched tensor comes from one replica and one process, its effects are on all."""
@@ -377,6 +380,10 @@ class Cloner:
         if self.boundary is None or self.stage_of(source) is None:
             return self.fetched(ref, self.first)
         return self.boundary.fetch(ref)
+
+    def merges_fetch(self, ref: Ref) -> bool:
+        """Whether a fetch has a value of all replicas."""
+        return self.task.parallel and (ref in self.facts.gradients or self.program.collections.get(ref, "").startswith("global"))
 
     def fetched(self, ref: Ref, replica: int) -> Ref:
         """The value that a fetch returns, of a stage that this process holds."""

@@ -16,8 +16,11 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from epl.ir import op_table
 from epl.ir.graph import GraphKeys
 from epl.passes.assign import assign
+from epl.passes.communicate import Communicate
+from epl.passes.cut import RECEIVE
 from epl.planner.plan import Task
 from epl.planner.schedules.factory import chunk_devices
+from epl.runtime.compiler import compile_program
 from tests.unit.machine import Machine, Plain, user_graph
 
 WIDTH, CLASSES, WORDS = 4, 3, 7
@@ -282,6 +285,14 @@ def graph_of(spec, batch):
         return (whole.replace(assignment=assign(whole)) if spec.stages > 1 else whole), names
 
 
+def nothing_is_sent_in_vain(position, one, before, after, seconds):
+    """An instrument of the passes: every value that comes from another rank is used."""
+    if isinstance(one, Communicate):
+        received = {n.name for n in before.nodes.values() if n.op == RECEIVE}
+        used = before.ancestors([ref[0] for ref in before.fetches] + [name for name in before.targets if name not in received])
+        assert sorted(received - used.keys()) == []
+
+
 class Ranks(Machine):
     """A layout in which devices may hold several stages, and replicas that lie within one process are told to be, as a plan does."""
 
@@ -307,6 +318,11 @@ class Ranks(Machine):
             return super()._task(rank, part)
         rows = self.mine[rank]
         return Task(plan=self.plan, rank=rank, devices=tuple(row[0] for row in rows), stages=rows, part=part, key="sync")
+
+    def _compile(self, rank, signature, traits, part):
+        executable = compile_program(self.whole, signature, traits, self.plan, self._task(rank, part), [nothing_is_sent_in_vain])
+        self.executables.append(executable)
+        return executable
 
     def first_replica(self, rank):
         return self.plan.first_replica(rank) if self.rows else rank * self.plan.devices_per_rank

@@ -91,6 +91,10 @@ FOUND = {
     ),
     "a conditional that needs a later stage": (_line(("dense", 0), ("dense", 1), ("cond", 0, 1, 0), ("dense", 1)), Layout(2, 1, 3)),
     "a loop that needs a later stage": (_line(("dense", 0), ("dense", 1), ("loop", 0, 1, 0), ("dense", 1)), Layout(2, 1, 3)),
+    "a mean over replicas of which a rank sees none that has the stage there": (
+        Spec(4, (Block("stopped", 0, 0, 1), Block("norm", 2, 0, 1), Block("lookup", 3, 0, 4)), "adam", extra=(1, 2), total=False, static=True),
+        Layout(3, 2, 3, "Interleaved", False, 2),
+    ),
     "reference variables and the powers of Adam": (
         Spec(3, (Block("cond", 0, 0, 1), Block("norm", 1, 0, 2), Block("loop", 2, 2, 0)), "adam", resource=False, extra=(0, 1, 2)),
         Layout(3, 1, 1),

@@ -10,6 +10,7 @@ from epl.passes.clone import Clone
 from epl.passes.communicate import Communicate
 from epl.passes.cut import RECEIVE, SEND, SHARE, TRANSFERS
 from epl.passes.effects import Guard
+from epl.passes.outputs import Outputs
 from epl.planner.plan import WHOLE, Plan, Task
 from tests.unit.machine import user_graph
 from tests.unit.passes.steps import DRAWN, TRAIN, upto
@@ -119,6 +120,37 @@ def test_a_fetch_is_a_value_of_every_rank(rows, parallel):
 def test_the_replica_that_a_rank_holds_as_a_whole_needs_no_share():
     programs = cloned(TWO.replace("targets: unused, out", "fetches: out"), [(0, 0), (0, 1), (1, 1)])
     assert not any(transfers(p, SHARE) for p in programs)
+
+
+UNSEEN = [(0, 1), (0, 2), (1, 2)]
+"""No process shows the values of the last replica."""
+
+MEAN = TWO.replace("targets: unused, out", "axes = Const() {value: [0, 1]}\n    mean = Mean(%s, axes)  # taskgraph=%d%s\n    fetches: mean\n")
+
+
+def all_reduces(programs):
+    return [[n.name for n in p.nodes.values() if n.op == "EplAllReduce"] for p in programs]
+
+
+def test_what_only_leads_to_a_fetch_travels_only_where_it_is_shown():
+    text = MEAN % ("h", 1, "") + "targets: unused"
+    labels = both_sides(cloned(text, UNSEEN))
+    assert {H + ".r0.m0.to1", H + ".r1.m0.to2"} < set(labels) and not [label for label in labels if ".r2." in label]
+    # A mean of all replicas is everybody's.
+    text = text.replace("taskgraph=1\n    fetches", "taskgraph=1 collection=global_mean_objects\n    fetches")
+    assert {H + ".r0.m0.to1", H + ".r1.m0.to2", H + ".r2.m0.to2"} < set(both_sides(cloned(text, UNSEEN)))
+
+
+def test_all_that_hold_a_stage_take_part_in_a_mean_over_replicas():
+    programs = cloned(MEAN % ("h", 0, " collection=global_mean_objects"), UNSEEN, last=Outputs)
+    both_sides(programs)
+    found = all_reduces(programs)
+    assert found[0] == found[1] and len(found[0]) == 1 and not found[2], "rank 1 has the stage in the last replica only"
+    text = MEAN % ("h", 0, "") + 'tag = Const() {value: "name"}\nsummary = ScalarSummary(tag, mean)'
+    programs = cloned(text.replace("fetches: mean", "fetches: summary"), UNSEEN, last=Outputs)
+    both_sides(programs)
+    found = all_reduces(programs)
+    assert found[0] == found[1] and len(found[0]) == 1 and not found[2]
 
 
 def test_labels_do_not_depend_on_names():
