@@ -122,7 +122,7 @@ def compile_program(
         written = tuple(v for v in names if v in whole.nodes)
     kinds = {n.op for n in program.nodes.values()}
     # A process of a later stage draws nothing, but ends with the others.
-    draws = any(op_table.draws(program, n) for n in program.nodes.values()) or bool(program.groups and program.facts.draws)
+    draws = any(op_table.draws(program, n) for n in program.nodes.values() if n.origin) or bool(program.groups and program.facts.draws)
     collective = any(k.startswith("Horovod") for k in kinds) or bool(program.groups)
     # Of a program with stages elsewhere, those of all processes: what they have written is compared.
     known = closure.nodes if task.spread else program.nodes
