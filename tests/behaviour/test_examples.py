@@ -50,6 +50,7 @@ def test_two_ranks(example):
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_two_ranks_with_two_devices():
     launch = [sys.executable, "-m", "epl.cli.launch", "--num_workers", "2"]
     output = run(launch + [script("digits"), "--steps", "6", "--global-batch", "32"], EPL_CLUSTER_DEVICES_PER_WORKER="2")

@@ -11,7 +11,7 @@ OPTIONS = dict(deadline=None, derandomize=True, database=None, suppress_health_c
 DEEP = Spec(4, (Block("lookup", 0), Block("dense", 1), Block("loop", 2), Block("attend", 3, 0, 2)), "adam", clip=True, rate=True)
 
 
-@settings(max_examples=15, **OPTIONS)
+@settings(max_examples=8, **OPTIONS)
 @given(cases())
 @example((DEEP, Layout(2, 1, 4, "Interleaved", per_device=2)))
 @example((DEEP, Layout(1, 2, 3, "ZeroBubbleV", per_device=2)))

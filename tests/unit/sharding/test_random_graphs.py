@@ -8,7 +8,7 @@ from tests.unit.sharding.random_graphs import Block, Layout, Seen, Spec, cases, 
 OPTIONS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
-@settings(max_examples=20, **OPTIONS)
+@settings(max_examples=10, **OPTIONS)
 @given(cases())
 def test_some(case):
     compare(*case)
