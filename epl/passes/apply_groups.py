@@ -97,7 +97,11 @@ def _needed(program: Program, number: Dict[str, int]) -> Dict[str, int]:
     for node in reversed(program.topological()):
         if not node.origin or node.op.startswith(op_table.PSEUDO) or (node.phase != APPLY and node.name not in number):
             continue
-        groups = {found[consumer] for consumer, _ in program.consumers.get(node.name, ()) if consumer in found}
+        consumers = [consumer for consumer, _ in program.consumers.get(node.name, ())]
+        groups = {found[consumer] for consumer in consumers if consumer in found}
+        # What lanes exchange is needed by other replicas' groups too.
+        if any(not program.nodes[c].origin and program.nodes[c].phase == APPLY for c in consumers):
+            groups.add(SHARED)
         if node.name in number:
             groups.add(number[node.name])
         if groups:

@@ -20,6 +20,7 @@ from epl.passes.base import Pass
 from epl.passes.clone import AGGREGATE
 from epl.passes.fusion import all_reduce
 from epl.passes.rewire import add_controls, rewire
+from epl.passes.shard.build import WHOLE_SHAPE
 from epl.passes.weigh import divided_early, instance_weight, seeded_records, weighted
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Task
 
@@ -343,6 +344,8 @@ class _Lowering:
 
     def _vocabulary(self, values: Node) -> int:
         variable = self.program.nodes.get(values.info["tag"].variable)
+        if variable is not None and variable.info.get(WHOLE_SHAPE):
+            return int(variable.info[WHOLE_SHAPE][0])
         shape = variable.attr("shape") if variable is not None else None
         if shape is None or shape.shape.unknown_rank or not shape.shape.dim:
             return 0

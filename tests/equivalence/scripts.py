@@ -19,8 +19,28 @@ OPTIMIZERS = {
 RATES = {"sgd": 0.01, "momentum": 0.01, "adam": 0.1}
 
 
+SPLIT_RANKS, SPLIT_DEVICES, SPLIT_UNEVEN = "2x1-p2", "1x2-p2", "1x3-p3"
+"""Layouts in which two ranks, two devices of one rank, or three share what is split."""
+
+
 def scalar(name, value, **options):
     return tf.get_variable(name, [], initializer=tf.constant_initializer(float(value)), **options)
+
+
+def held(session, name):
+    """The shapes in which this process holds a variable, in the order of its devices."""
+    from epl.runtime.adapters.sessions import rank_session
+
+    found = {}
+    for program in rank_session(session).programs():
+        for node in program.nodes.values():
+            if node.op == "VarHandleOp" and node.origin == name:
+                found[node.name] = [d.size for d in node.attr("shape").shape.dim]
+    return [found[key] for key in sorted(found)]
+
+
+def normal(name, *shape, seed=1, stddev=0.3):
+    return tf.get_variable(name, shape, initializer=tf.random_normal_initializer(stddev=stddev, seed=seed))
 
 
 def regression(run, optimizer="sgd", rate=None, start=0.0):

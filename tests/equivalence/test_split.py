@@ -48,18 +48,22 @@ def judge(outcome):
             np.testing.assert_allclose(rank[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def classes_of(run, classes):
+    """Features in data parallelism, and a softmax over many classes that is split: the loss, and what five steps are fed."""
+    x, y = tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.int64, [None])
+    h = tf.nn.relu(dense(x, 8, "features"))
+    with run.split():
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=dense(h, classes, "head")))
+    feeds = []
+    for step in range(5):
+        random = np.random.RandomState(step)
+        feeds.append({x: random.randn(ROWS, 6).astype(np.float32), y: random.randint(0, classes, ROWS)})
+    return loss, feeds
+
+
 def classifier(run, classes, how="adam", clip=0.0, shares=""):
-    """Features in data parallelism, and a softmax over many classes that is split."""
     with run.program({"cluster.split_shares": shares}):
-        x, y = tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.int64, [None])
-        h = tf.nn.relu(dense(x, 8, "features"))
-        with run.split():
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=dense(h, classes, "head")))
-        feeds = []
-        for step in range(5):
-            random = np.random.RandomState(step)
-            feeds.append({x: random.randn(ROWS, 6).astype(np.float32), y: random.randint(0, classes, ROWS)})
-        return finish(run, loss, feeds, how, clip)
+        return finish(run, *classes_of(run, classes), how, clip)
 
 
 @cases(classifier, *LAYOUTS, classes=1000, compare=True)
@@ -84,30 +88,33 @@ def test_classifier_with_very_many_classes(outcome):
     judge(outcome)
 
 
-def block(run, how="adam", shares=""):
+def transformer(run):
     """A transformer block: attention of 12 heads and a feed-forward layer of two matrices, with layer norms and a residual path."""
+    x = tf.placeholder(tf.float32, [None, 5, 24])
+
+    def heads(h, name):
+        # A bias of the keys has no gradient but round-off, which Adam would make steps of.
+        return tf.transpose(tf.reshape(dense(h, 24, name, bias=name != "k"), [-1, 5, 12, 2]), [0, 2, 1, 3])
+
+    def norm(h, name):
+        mean, variance = tf.nn.moments(h, [-1], keepdims=True)
+        gamma = tf.get_variable(name + "/gamma", [24], initializer=tf.ones_initializer())
+        beta = tf.get_variable(name + "/beta", [24], initializer=tf.zeros_initializer())
+        return (h - mean) * tf.rsqrt(variance + 1e-3) * gamma + beta
+
+    with run.split():
+        h = norm(x, "before")
+        scores = tf.nn.softmax(tf.matmul(heads(h, "q"), heads(h, "k"), transpose_b=True) / np.sqrt(2.0))
+        joined = tf.reshape(tf.transpose(tf.matmul(scores, heads(h, "v")), [0, 2, 1, 3]), [-1, 5, 24])
+        h = x + dense(joined, 24, "out")
+        h = h + dense(tf.nn.relu(dense(norm(h, "middle"), 48, "up")), 24, "down")
+    loss = tf.reduce_mean(tf.square(h - 1.0))
+    return loss, [{x: np.random.RandomState(step).randn(ROWS, 5, 24).astype(np.float32)} for step in range(5)]
+
+
+def block(run, how="adam", shares=""):
     with run.program({"cluster.split_shares": shares}):
-        x = tf.placeholder(tf.float32, [None, 5, 24])
-
-        def heads(h, name):
-            # A bias of the keys has no gradient but round-off, which Adam would make steps of.
-            return tf.transpose(tf.reshape(dense(h, 24, name, bias=name != "k"), [-1, 5, 12, 2]), [0, 2, 1, 3])
-
-        def norm(h, name):
-            mean, variance = tf.nn.moments(h, [-1], keepdims=True)
-            gamma = tf.get_variable(name + "/gamma", [24], initializer=tf.ones_initializer())
-            beta = tf.get_variable(name + "/beta", [24], initializer=tf.zeros_initializer())
-            return (h - mean) * tf.rsqrt(variance + 1e-3) * gamma + beta
-
-        with run.split():
-            h = norm(x, "before")
-            scores = tf.nn.softmax(tf.matmul(heads(h, "q"), heads(h, "k"), transpose_b=True) / np.sqrt(2.0))
-            joined = tf.reshape(tf.transpose(tf.matmul(scores, heads(h, "v")), [0, 2, 1, 3]), [-1, 5, 24])
-            h = x + dense(joined, 24, "out")
-            h = h + dense(tf.nn.relu(dense(norm(h, "middle"), 48, "up")), 24, "down")
-        loss = tf.reduce_mean(tf.square(h - 1.0))
-        feeds = [{x: np.random.RandomState(step).randn(ROWS, 5, 24).astype(np.float32)} for step in range(5)]
-        return finish(run, loss, feeds, how)
+        return finish(run, *transformer(run), how)
 
 
 @cases(block, "1x3-p3", "2x1-p2", compare=True)
@@ -127,17 +134,20 @@ def test_transformer_block_with_momentum(outcome):
     judge(outcome)
 
 
-def language_model(run, how="adam", vocabulary=37, shares=""):
+def tied(run, vocabulary=37):
     """An embedding whose table is also the output layer."""
+    tokens = tf.placeholder(tf.int64, [None, 4])
+    with run.split():
+        table = tf.get_variable("table", [vocabulary, 8], initializer=tf.random_normal_initializer(stddev=0.3, seed=2))
+        h = tf.nn.tanh(dense(tf.nn.embedding_lookup(table, tokens), 8, "mix"))
+        logits = tf.matmul(tf.reshape(h, [-1, 8]), table, transpose_b=True)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.reshape(tokens, [-1]), logits=logits))
+    return loss, [{tokens: np.random.RandomState(step).randint(0, vocabulary, [ROWS, 4])} for step in range(5)]
+
+
+def language_model(run, how="adam", vocabulary=37, shares=""):
     with run.program({"cluster.split_shares": shares}):
-        tokens = tf.placeholder(tf.int64, [None, 4])
-        with run.split():
-            table = tf.get_variable("table", [vocabulary, 8], initializer=tf.random_normal_initializer(stddev=0.3, seed=2))
-            h = tf.nn.tanh(dense(tf.nn.embedding_lookup(table, tokens), 8, "mix"))
-            logits = tf.matmul(tf.reshape(h, [-1, 8]), table, transpose_b=True)
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.reshape(tokens, [-1]), logits=logits))
-        feeds = [{tokens: np.random.RandomState(step).randint(0, vocabulary, [ROWS, 4])} for step in range(5)]
-        return finish(run, loss, feeds, how)
+        return finish(run, *tied(run, vocabulary), how)
 
 
 @cases(language_model, "1x3-p3", "2x1-p2", compare=True)

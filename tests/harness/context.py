@@ -100,8 +100,8 @@ class Run:
         return self._stages[number]
 
     def split(self) -> Any:
-        """The scope of what the lanes of the layout share."""
-        if self.plain:
+        """The scope of what the lanes of the layout share, if they share anything."""
+        if self.plain or self.layout.lanes == 1:
             return contextlib.nullcontext()
         import epl
 

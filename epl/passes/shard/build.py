@@ -19,6 +19,8 @@ LANE = "EplLane"
 """A constant of which each lane has its own value: `info["values"]`."""
 LANE_SHAPES = "lane_shapes"
 """In a variable's info: the shape that it has on each lane."""
+WHOLE_SHAPE = "whole_shape"
+"""In the same: the shape of all parts together."""
 
 DT_BOOL, DT_INT64 = 10, 9
 

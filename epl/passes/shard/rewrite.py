@@ -15,7 +15,7 @@ from epl.ir import op_table
 from epl.ir.program import APPLY, LOOP_BACK, Node, Program, Ref, Shape
 from epl.passes.base import Pass
 from epl.passes.instances import tensor_label
-from epl.passes.shard.build import LANE_SHAPES, RESHARD, LaneBuilder, reshard
+from epl.passes.shard.build import LANE_SHAPES, RESHARD, WHOLE_SHAPE, LaneBuilder, reshard
 from epl.passes.shard.lower import lower
 from epl.planner.plan import Task
 from epl.planner.sharding.graph import OWN_PREFIX, Sharding, plan_sharding, sum_name
@@ -157,17 +157,17 @@ class _Rewriter:
         node = node.replace(inputs=inputs)
         self._nodes[node.name] = node
         if item.is_variable and way.outputs[0].is_sharded:
-            self._nodes[node.name] = node.replace(info=dict(node.info, **{LANE_SHAPES: self._lane_shapes(item.op.outputs[0].shape, way.outputs[0])}))
+            shape = [d or 0 for d in item.op.outputs[0].shape or ()]
+            parts = {LANE_SHAPES: self._lane_shapes(shape, way.outputs[0]), WHOLE_SHAPE: shape}
+            self._nodes[node.name] = node.replace(info=dict(node.info, **parts))
         if way.how:
             build = LaneBuilder(self._program, self._nodes, self._batch, self._group, node)
             for index, ref in enumerate(lower(build, node, item, way)):
                 if ref != (node.name, index):
                     self._made[node.name, index] = ref
 
-    def _lane_shapes(self, shape: Optional[Tuple[Optional[int], ...]], form: Spec) -> List[List[int]]:
-        assert shape is not None
-        dims = [d or 0 for d in shape]
-        return [dims[: form.dim] + [length] + dims[form.dim + 1 :] for length in self._group.lengths(dims[form.dim], form.unit)]
+    def _lane_shapes(self, shape: List[int], form: Spec) -> List[List[int]]:
+        return [shape[: form.dim] + [length] + shape[form.dim + 1 :] for length in self._group.lengths(shape[form.dim], form.unit)]
 
     # Tensors.
 

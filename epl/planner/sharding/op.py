@@ -7,6 +7,9 @@ from epl.planner.sharding.spec import Spec
 Dims = Optional[Tuple[Optional[int], ...]]
 
 
+_TRAVELS = frozenset("bfloat16 float16 float32 float64 uint8 int8 int32 int64 bool".split())
+
+
 class Tensor(NamedTuple):
     """A tensor of the plain graph; a variable's handle counts as its value.
 
@@ -30,6 +33,11 @@ class Tensor(NamedTuple):
     @property
     def is_float(self) -> bool:
         return "float" in self.dtype or "complex" in self.dtype
+
+    @property
+    def can_be_parted(self) -> bool:
+        """Whether parts of it can travel, and be added."""
+        return self.is_handle or self.dtype in _TRAVELS
 
     @property
     def is_handle(self) -> bool:

@@ -144,7 +144,7 @@ def strategies(op: Op, lanes: Sequence[Lane], analysis: Analysis, group: Group, 
     invariant = all(lane.kind == INVARIANT for lane in lanes)
     base = Strategy(tuple(map(_alone, lanes)), tuple(map(_alone, analysis.lanes)))
     found: Dict[Strategy, None] = {base: None}
-    if k == 1:
+    if k == 1 or not all(t.can_be_parted for t in op.inputs + op.outputs):
         return list(found)
     gathered = analysis.batch is not None
     whole = k if gathered else 1

@@ -80,6 +80,8 @@ UNARY = (
     _steps(tf.round),
     _steps(tf.rint),
 )
+ONCE = frozenset(i for i, function in enumerate(UNARY) if function is tf.nn.softsign)
+"""Places in `UNARY` of what TensorFlow can't differentiate twice."""
 BINARY = (
     tf.add,
     tf.subtract,
@@ -102,7 +104,7 @@ BINARY = (
     _truth(tf.logical_or),
     _truth(tf.not_equal),
     _truth(tf.equal),
-    _bits(tf.floordiv),
+    _bits(lambda a, b: tf.floordiv(a, 1 + tf.abs(b))),
     _bits(tf.bitwise.bitwise_and),
     _bits(tf.bitwise.bitwise_xor),
     _bits(lambda a, b: tf.bitwise.left_shift(a, tf.abs(b) % 4)),

@@ -22,6 +22,7 @@ from epl.passes.shard import hold, rewrite
 from epl.planner.sharding import graph, solve
 from epl.planner.sharding.strategy import strategies
 from tests.unit.machine import Machine, Plain, user_graph
+from tests.unit.sharding.random_functions import ONCE, UNARY
 from tests.unit.sharding.random_layers import CLASSES, COLUMNS, KINDS, LOOPS, MIXING, PLACES, WORDS, Layers
 
 STEPS = 2
@@ -68,7 +69,8 @@ class Layout(NamedTuple):
     """ranks x devices, of which `lanes` neighbours share what is split.
 
     mood: 0 for the costs of a machine, else a seed of random ones; weight: how much the ways to
-    compute an op differ, in seconds.
+    compute an op differ, in seconds. dense: sparse gradients travel as tables. groups: of variables
+    that are updated after each other. at, method: where and how gradients are aggregated.
     """
 
     ranks: int = 1
@@ -77,6 +79,23 @@ class Layout(NamedTuple):
     m: int = 1
     mood: int = 0
     weight: float = 1e-3
+    dense: bool = False
+    groups: int = 1
+    at: str = "raw"
+    method: str = "mean"
+
+    @property
+    def replicas(self):
+        return self.ranks * self.devices
+
+    @property
+    def is_plain(self):
+        """Whether plain TensorFlow computes the same."""
+        return self.at == "raw" and self.method == "mean"
+
+    @property
+    def plan(self):
+        return {"sparse_as_dense": self.dense, "apply_groups": self.groups, "aggregate_at": self.at, "reduce_method": self.method}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +168,7 @@ def _scope(spec, number):
 
 
 def build(spec, batch):
-    """Build a program in the default graph; returns the names of its variables."""
+    """Build a program in the default graph; returns the tensors with the values of its variables, and a gradient."""
     with _scope(spec, 0):
         layers = Layers(batch if spec.static else None)
     for number, block in enumerate(spec.blocks):
@@ -167,10 +186,9 @@ def build(spec, batch):
         if spec.joined:
             tf.add_to_collection(GraphKeys.GLOBAL_CONCAT_OBJECTS, probe)
     with _scope(spec, spec.total):
-        if spec.penalty:
-            inner = tf.gradients(tf.reduce_sum(top), layers.x)[0]
-            if inner is not None:
-                layers.losses.append(0.05 * tf.reduce_mean(tf.square(inner)))
+        inner = tf.gradients(tf.reduce_sum(top), layers.x)[0] if spec.penalty else None
+        if inner is not None:
+            layers.losses.append(0.05 * tf.reduce_mean(tf.square(inner)))
         loss = tf.add_n(layers.losses, name="loss")
     with _scope(spec, 0):
         tf.add_to_collection(GraphKeys.GLOBAL_MEAN_OBJECTS, loss)
@@ -182,22 +200,21 @@ def build(spec, batch):
             clipped, _ = tf.clip_by_global_norm([g for g, _ in pairs], 0.1, use_norm=norm)
             pairs = list(zip(clipped, [v for _, v in pairs]))
         tf.identity(norm, name="norm")
+        gradient = next(g for g, v in pairs if v.op.name == "last/out")
         with tf.control_dependencies([optimizer.apply_gradients(pairs, global_step=layers.step)]):
             tf.no_op(name="train")
         if spec.second:
             some = [v for v in tf.trainable_variables() if v.op.name.endswith("w") or v.op.name.startswith("last")]
             tf.train.MomentumOptimizer(0.05, 0.5, name="Second").minimize(layers.losses[-1], var_list=some, name="second")
         tf.group(tf.global_variables_initializer(), name="init")
-        for v in tf.global_variables():
-            tf.identity(v.read_value(), name="value/" + v.op.name)
-    return [v.op.name for v in tf.global_variables()]
+        return [tf.identity(v.read_value(), name="value/" + v.op.name).name for v in tf.global_variables()], gradient.name
 
 
 def graph_of(spec, batch):
-    """The whole of a program as the graph index gives it, and the names of its variables."""
+    """The whole of a program as the graph index gives it, and what `build` returns."""
     with user_graph(v2=spec.v2, resource=spec.resource) as index:
-        names = build(spec, batch)
-        return index(), names
+        reads, gradient = build(spec, batch)
+        return index(), reads, gradient
 
 
 def in_order(whole):
@@ -224,18 +241,17 @@ def batches(rows):
 
 def compare(spec, layout, seen=None):
     """Train in a layout and plainly: losses, outputs and variables must be equal."""
-    replicas = layout.ranks * layout.devices
-    rows = spec.rows * layout.m * replicas
-    whole, names = graph_of(spec, spec.rows)
+    rows = spec.rows * layout.m * layout.replicas
+    whole, reads, gradient = graph_of(spec, spec.rows)
     machine = Dice(mood=layout.mood, weight=layout.weight) if layout.mood else solve.Machine()
     with costs(machine, seen):
         split = tuple(range(1, spec.scopes + 1))
-        shared = Machine(whole, layout.devices, layout.ranks, layout.m, lanes=layout.lanes, split=split)
-        if any(block.kind in MIXING for block in spec.blocks):
-            plain = _Replicas(Machine(whole, replicas, 1, layout.m))
+        shared = Machine(whole, layout.devices, layout.ranks, layout.m, lanes=layout.lanes, split=split, **layout.plan)
+        if any(block.kind in MIXING for block in spec.blocks) or not layout.is_plain:
+            plain = _Replicas(Machine(whole, layout.replicas, 1, layout.m, **layout.plan))
         else:
             plain = Plain(in_order(graph_of(spec, rows)[0] if spec.static else whole))
-        _train(spec, shared, plain, names, layout, rows)
+        _train(spec, shared, plain, layout, reads, gradient)
 
 
 class _Replicas:
@@ -248,21 +264,19 @@ class _Replicas:
         return self._machine.run(fetches, feeds)[0]
 
 
-def _train(spec, shared, plain, names, layout, rows):
-    replicas = layout.ranks * layout.devices
+def _train(spec, shared, plain, layout, reads, gradient):
     shared.run(["init"]), plain.run(["init"])
-    reads = ["value/%s:0" % name for name in names]
-    fetches = ["loss:0", "norm:0", "top:0", "probe:0", "train"]
-    apart = ["top:0"] if spec.joined else ["top:0", "probe:0"]
+    fetches = ["loss:0", "norm:0", "top:0", "probe:0", gradient, "train"]
+    apart = ["top:0"] + ["probe:0"] * (not spec.joined) + ["norm:0"] * (layout.at == "apply")
     mixing = isinstance(plain, _Replicas)
-    for step, feeds in enumerate(batches(rows)):
+    for step, feeds in enumerate(batches(spec.rows * layout.m * layout.replicas)):
         wanted, found = plain.run(fetches, feeds), shared.run(fetches, feeds)
         for rank, values in enumerate(found):
             for name, value, expected in zip(fetches, values, wanted):
                 if name in apart and mixing and rank:
                     continue
                 if name in apart and not mixing:
-                    expected = np.split(expected, replicas)[rank * layout.devices]
+                    expected = np.split(expected, layout.replicas)[rank * layout.devices]
                 _equal(value, expected, "%s, step %d, rank %d" % (name, step, rank))
         if spec.second:
             plain.run(["second"], feeds), shared.run(["second"], feeds)
@@ -300,7 +314,7 @@ def draw_spec(draw, kinds=None):
     for _ in range(draw.randint(2, 9)):
         scope = draw.randint(1, scopes) if chance(0.85) else 0
         blocks.append(Block(draw.choice(choices), scope, draw.choice([0, 0, 0, 1, 2]), draw.randint(0, 5), draw.randint(0, 59)))
-    loops = any(block.kind in LOOPS + MIXING for block in blocks)
+    once = any(block.kind in LOOPS + MIXING or block.kind == "unary" and block.c % len(UNARY) in ONCE for block in blocks)
     return Spec(
         tuple(blocks),
         draw.choice(sorted(OPTIMIZERS)),
@@ -311,7 +325,7 @@ def draw_spec(draw, kinds=None):
         v2=chance(0.2),
         clip=chance(0.3),
         rate=chance(0.3),
-        penalty=not loops and chance(0.15),
+        penalty=not once and chance(0.15),
         rows=draw.choice([1, 2, 2, 3]),
         static=chance(0.3),
         stamped=chance(0.8),
@@ -329,6 +343,10 @@ def draw_layout(draw, layouts=LAYOUTS):
         draw.choice([1, 1, 2]),
         mood=0 if draw.random() < 0.15 else draw.randint(1, 10**6),
         weight=draw.choice([1e-2, 1e-3, 1e-4, 3e-5]),
+        dense=draw.random() < 0.2,
+        groups=draw.choice([1, 1, 1, 3]),
+        at=draw.choice(["raw"] * 9 + ["apply"]),
+        method=draw.choice(["mean"] * 9 + ["sum"]),
     )
 
 
