@@ -6,7 +6,7 @@ class EplError(Exception):
 
 
 class ConfigError(EplError, ValueError):
-    """A configuration key, type or value is wrong."""
+    """A configuration key, type or value is wrong, or an argument of an op."""
 
 
 class AnnotationError(EplError, RuntimeError):
