@@ -61,6 +61,9 @@ class Plan:
       lanes: devices of a group that hold the taskgraphs of `split` scopes together; each of
         them is a replica of all other taskgraphs.
       split: the taskgraphs of `split` scopes.
+      recompute: "collection" or "auto" where activations are computed again, else "".
+      recompute_last: the last taskgraph that does so for "auto"; -1 for all.
+      check_gradients: compute the gradients without that too, and compare.
       copies: lanes of a group that compute the same batch, which the first of them draws and is
         fed: 1 when each lane has batches of its own, else all lanes.
       narrow: taskgraphs that the first lane of each group computes alone.
@@ -87,6 +90,9 @@ class Plan:
     copies: int = 1
     narrow: Tuple[int, ...] = ()
     shares: Tuple[int, ...] = ()
+    recompute: str = ""
+    recompute_last: int = -1
+    check_gradients: bool = False
 
     _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)
 

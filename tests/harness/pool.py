@@ -5,6 +5,7 @@ one process; the jobs of a group are started when the first of its results is as
 never imports EPL. A job that a case brought down is started anew without that case.
 """
 
+import collections
 import concurrent.futures
 import importlib.util
 import itertools
@@ -119,6 +120,8 @@ class Pool:
         self._jobs = itertools.count(1)
         self._logging = threading.Lock()
         self.problems: List[str] = []
+        self.seconds: Dict[Tuple[str, str], float] = collections.Counter()
+        """(Function, group) -> seconds that its cases took, those of their slowest rank."""
         for one in requests:
             self.add(one)
 
@@ -242,6 +245,7 @@ class Pool:
                 left.append(case)
                 continue
             self._results[case.id] = found
+            self.seconds[case.function, case.group] += max(report.get("seconds", 0.0) for report in found if report)
         if len(left) < len(cases):
             return left
         for case in cases:
