@@ -14,7 +14,7 @@ from absl import logging
 from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.build import Builder
-from epl.ir.program import BACKWARD, FORWARD, Node, Program, Ref
+from epl.ir.program import BACKWARD, Node, Program, Ref
 from epl.passes.base import Pass
 from epl.passes.check_gradients import with_checks
 from epl.passes.copies import with_copies
@@ -60,7 +60,7 @@ class _Rewriter:
             self._nodes[name] = node.replace(inputs=[self._copies.get(ref, ref) for ref in node.inputs])
         origin = {copy[0]: ref[0] for ref, copy in self._copies.items()}
         program = self._program.replace(nodes=self._nodes)
-        return program_with_early(self._with_facts(program.pruned(), origin), self._found.early)
+        return _beside_the_forward_part(self._with_facts(program.pruned(), origin), self._found.small)
 
     def _warn(self) -> None:
         if self._task.plan.recompute == GC_COLLECTION and not any(ref[0] in self._program.nodes for ref in self._program.checkpoints):
@@ -138,12 +138,12 @@ class _Rewriter:
         return program.replace(facts=dataclasses.replace(program.facts, slots=slots))
 
 
-def program_with_early(program: Program, early: FrozenSet[str]) -> Program:
-    """Let backward nodes that no gradient reaches run with the forward part, so that they hold none of its tensors."""
+def _beside_the_forward_part(program: Program, names: FrozenSet[str]) -> Program:
+    """Let backward nodes that only tell shapes run with the forward part, so that they hold none of its tensors."""
     slots = dict(program.facts.slots)
     for node in program.topological():
-        if node.name in early and node.name in slots:
-            sources = [program.nodes[s] for s, _ in node.inputs]
-            if all(s.phase == FORWARD or slots.get(s.name) == "F" or s.name not in program.facts.batch for s in sources):
+        if node.name in names and node.name in slots:
+            sources = [program.nodes[s] for s, _ in node.inputs if s in program.facts.batch]
+            if all(slots.get(s.name) == "F" and s.taskgraph == node.taskgraph for s in sources):
                 slots[node.name] = "F"
     return program.replace(facts=dataclasses.replace(program.facts, slots=slots))

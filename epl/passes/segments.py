@@ -41,11 +41,12 @@ class Segment(NamedTuple):
 class Segments(NamedTuple):
     """What a program computes again.
 
-    early: backward nodes that no gradient reaches, such as those of shapes: what is not in a segment runs with the forward part.
+    early: backward nodes that no gradient reaches. small: those of them that only tell shapes.
     """
 
     segments: List[Segment]
     early: FrozenSet[str]
+    small: FrozenSet[str]
 
 
 def find_segments(program: Program, task: Task) -> Segments:
@@ -87,7 +88,8 @@ class _Finder:
         self._level_moved()
         self._keep_crossing(self.moved)
         self.kept.update(self._drawn())
-        return Segments(self._connected(self._closure()), frozenset(n.name for n in self.early))
+        small = [n.name for n in self.early if self._is_small(n) and n.name not in self.facts.frames and not self.facts.endings.in_branch(n.name)]
+        return Segments(self._connected(self._closure()), frozenset(n.name for n in self.early), frozenset(small))
 
     # Nodes.
 
