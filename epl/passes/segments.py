@@ -14,11 +14,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import types_pb2
 
+from epl.errors import ProgramError
 from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.program import BACKWARD, FORWARD, Node, Program, Ref
 from epl.passes.schedule import schedule_of
-from epl.planner.checkpoints import Activation, choose_cuts
+from epl.planner.checkpoints import Activation, choose_cuts, choose_within
+from epl.planner.op_costs import TensorSpec, op_flops, plain_attrs
 from epl.planner.plan import Task
 from epl.planner.schedules import Schedule, peak_activations
 
@@ -42,11 +44,13 @@ class Segments(NamedTuple):
     """What a program computes again.
 
     early: backward nodes that no gradient reaches. small: those of them that only tell shapes.
+    bytes: stage (None where a replica has one device) -> what its activations take at most, for "auto".
     """
 
     segments: List[Segment]
     early: FrozenSet[str]
     small: FrozenSet[str]
+    bytes: Dict[Optional[int], float]
 
 
 def find_segments(program: Program, task: Task) -> Segments:
@@ -57,6 +61,11 @@ def find_segments(program: Program, task: Task) -> Segments:
 def _in_flight(schedule: Schedule, stage: int) -> int:
     """The micro-batches whose activations of one stage are held at the same time."""
     return max(1, round(max(peak_activations(schedule, [float(s == stage) for s in range(schedule.stages)]))))
+
+
+def _transient(activations: List[Activation]) -> float:
+    """Bytes of the gradients that a backward op is given and makes: taken as two of the largest activations."""
+    return 2 * max((item.size for item in activations if item.saved), default=0.0)
 
 
 class _Finder:
@@ -74,6 +83,7 @@ class _Finder:
         self.known = {n.name for n in self.forward + self.moved}
         self.level: Dict[str, int] = {}
         self.kept: Set[Ref] = set()
+        self.bytes: Dict[Optional[int], float] = {}
         self.needed = self._needed()
         self.useful = self._useful()
 
@@ -89,7 +99,7 @@ class _Finder:
         self._keep_crossing(self.moved)
         self.kept.update(self._drawn())
         small = [n.name for n in self.early if self._is_small(n) and n.name not in self.facts.frames and not self.facts.endings.in_branch(n.name)]
-        return Segments(self._connected(self._closure()), frozenset(n.name for n in self.early), frozenset(small))
+        return Segments(self._connected(self._closure()), frozenset(n.name for n in self.early), frozenset(small), self.bytes)
 
     # Nodes.
 
@@ -174,14 +184,20 @@ class _Finder:
         for place in dict.fromkeys(self._place(n.name) for n in self.forward):
             row = [n for n in self.forward if n.name in self.useful and self._place(n.name) == place]
             batches = _in_flight(schedule, place) if schedule is not None and place is not None else 1
-            cuts = choose_cuts(self._activations(row), len(row), batches).cuts
-            # The gradients of the last piece of the last stage are due at once.
-            used = len(row) if batches > 1 else cuts[-1] if cuts else 0
+            activations, limit = self._activations(row), self.task.plan.recompute_limit
+            if limit:
+                self._refuse_unknown(row)
+                choice = choose_within(activations, [self._work(n) for n in row], limit * 1e6 - _transient(activations), batches)
+            else:
+                choice = choose_cuts(activations, len(row), batches)
+            self.bytes[place] = choice.bytes + _transient(activations)
             level = 0
-            for position, node in enumerate(row[:used]):
-                while level < len(cuts) and cuts[level] <= position:
+            for position, node in enumerate(row):
+                while level < len(choice.cuts) and choice.cuts[level] <= position:
                     level += 1
-                self.level[node.name] = level
+                # The gradients of the last piece of the last stage are due at once.
+                if level not in choice.whole and (batches > 1 or level < len(choice.cuts)):
+                    self.level[node.name] = level
 
     def _keep_crossing(self, users: List[Node]) -> None:
         """Keep what is used in another level than it is made in."""
@@ -223,6 +239,25 @@ class _Finder:
                 if root in last:
                     last[root] = position[node.name]
         return [Activation(position[r[0]], end, self._bytes(r), r in needed) for r, end in last.items() if r[0] in position]
+
+    def _refuse_unknown(self, row: List[Node]) -> None:
+        for node in row:
+            if any(None in (self.program.shape_of((node.name, i)) or ()) for i in range(len(op_table.output_types(node, self.program)))):
+                raise ProgramError(
+                    "gradient_checkpoint.memory_limit is set, but the shape of node '%s' is not known before it runs, so that nobody can tell how "
+                    "much memory the activations take. Give the placeholders, or `Dataset.batch(n, drop_remainder=True)`, a fixed batch size, or "
+                    "leave the limit away: then as little as possible is held" % node.name
+                )
+
+    def _work(self, node: Node) -> float:
+        """What an op costs: its FLOPs and, for ops that only move memory, the elements that it makes."""
+        outputs = [(node.name, i) for i in range(len(op_table.output_types(node, self.program)))]
+        given, made = ([self._spec(ref) for ref in refs] for refs in (node.inputs, outputs))
+        attrs = plain_attrs(node.proto.attr) if node.proto is not None else {}
+        return float(op_flops(node.op, attrs, given, made) or 0) + sum(map(self._bytes, outputs)) / 4
+
+    def _spec(self, ref: Ref) -> TensorSpec:
+        return TensorSpec(self.program.shape_of(ref), tf.as_dtype(op_table.dtype_of(self.program, *ref)).name)
 
     def _bytes(self, ref: Ref) -> float:
         shape = self.program.shape_of(ref) or ()

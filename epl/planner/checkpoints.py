@@ -8,7 +8,7 @@ Cost", 2016, section 4). The cuts are the best ones for that sum.
 """
 
 from collections import deque
-from typing import Deque, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Deque, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 _PLACES = 1000
 
@@ -27,37 +27,89 @@ class Activation(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Positions before which the row is cut, and the bytes that are held at most."""
+    """What is kept.
+
+    cuts: positions before which the row is cut. bytes: what is held at most.
+    whole: the pieces, counted from 0, that are not computed again.
+    """
 
     cuts: Tuple[int, ...]
     bytes: float
+    whole: Tuple[int, ...] = ()
 
 
 def choose_cuts(activations: Sequence[Activation], length: int, in_flight: int = 1) -> Choice:
     """The cuts for which the least memory is held at any time.
 
     Exact for a chain of up to 1000 operations: the number of bytes is `in_flight` times the
-    cuts plus the largest piece. A tensor that crosses several cuts is held once, but counts at each of them.
+    cuts plus the largest piece. Without a cut all of it is one piece, computed again from the
+    inputs. A tensor that crosses several cuts is held once, but counts at each of them.
 
     Args:
       activations: the tensors. length: number of operations.
       in_flight: batches whose cuts are held at the same time.
     """
     live, before = _profile(activations, length)
+    found = _frontier(live, before, length, in_flight)
+    return min(found, key=lambda choice: choice.bytes)
+
+
+def choose_within(activations: Sequence[Activation], work: Sequence[float], limit: float, in_flight: int = 1) -> Choice:
+    """The cuts with which little is computed again and no more than `limit` bytes are held; if there are none, those that need the least.
+
+    Of the pieces of each good row of cuts, those are kept whole that save the most work for their bytes.
+
+    Args:
+      work: what each operation costs. limit: in bytes. The rest as in `choose_cuts`.
+    """
+    length = len(work)
+    live, before = _profile(activations, length)
+    if in_flight * before[length] <= limit:
+        return Choice((), in_flight * before[length], (0,))
+    least, best = None, None
+    for choice in _frontier(live, before, length, in_flight):
+        least = choice if least is None or choice.bytes < least.bytes else least
+        if choice.bytes <= limit:
+            again, filled = _filled(choice, before, work, limit, in_flight)
+            if best is None or again < best[0]:
+                best = again, filled
+    assert least is not None
+    return best[1] if best is not None else least
+
+
+def _filled(choice: Choice, before: Sequence[float], work: Sequence[float], limit: float, in_flight: int) -> Tuple[float, Choice]:
+    """(Work that is done again, the choice with as many pieces kept whole as fit)."""
+    edges = [0] + list(choice.cuts) + [len(work)]
+    saved = [before[b] - before[a] for a, b in zip(edges, edges[1:])]
+    costs = [sum(work[a:b]) for a, b in zip(edges, edges[1:])]
+    cuts = choice.bytes - max(saved)
+    whole: Set[int] = set()
+
+    def held(kept: Set[int]) -> float:
+        return cuts + in_flight * sum(saved[i] for i in kept) + max((s for i, s in enumerate(saved) if i not in kept), default=0.0)
+
+    for piece in sorted(range(len(saved)), key=lambda i: (-costs[i] / (saved[i] or 1e-9), i)):
+        if held(whole | {piece}) <= limit:
+            whole.add(piece)
+    return sum(cost for i, cost in enumerate(costs) if i not in whole), Choice(choice.cuts, held(whole), tuple(sorted(whole)))
+
+
+def _frontier(live: Sequence[float], before: Sequence[float], length: int, in_flight: int) -> Iterator[Choice]:
+    """Cuts for ever smaller pieces, from none on, as long as they may need less than the best so far."""
     places = _places(live, length)
-    best = Choice((), before[length])
+    best = float("inf")
     limit: Optional[float] = None
     while True:
         cuts = _cheapest(places, live, before, length, limit)
         if cuts is None:
-            return best
+            return
         kept = in_flight * sum(live[c] for c in cuts)
         largest = _largest(cuts, before, length)
-        if kept + largest < best.bytes:
-            best = Choice(cuts, kept + largest)
+        yield Choice(cuts, kept + largest)
+        best = min(best, kept + largest)
         # With a smaller limit the cuts can only cost more.
-        if kept >= best.bytes or largest <= 0:
-            return best
+        if kept >= best or largest <= 0:
+            return
         limit = largest
 
 

@@ -63,6 +63,7 @@ class Plan:
       split: the taskgraphs of `split` scopes.
       recompute: "collection" or "auto" where activations are computed again, else "".
       recompute_last: the last taskgraph that does so for "auto"; -1 for all.
+      recompute_limit: megabytes that the activations of a device may take; 0 for as little as possible.
       check_gradients: compute the gradients without that too, and compare.
       copies: lanes of a group that compute the same batch, which the first of them draws and is
         fed: 1 when each lane has batches of its own, else all lanes.
@@ -92,6 +93,7 @@ class Plan:
     shares: Tuple[int, ...] = ()
     recompute: str = ""
     recompute_last: int = -1
+    recompute_limit: int = 0
     check_gradients: bool = False
 
     _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)

@@ -63,6 +63,7 @@ def make_plan(graph: Any) -> Plan:
         shares=_shares(config.cluster.split_shares, lanes),
         recompute=config.gradient_checkpoint.type,
         recompute_last=config.gradient_checkpoint.end_taskgraph,
+        recompute_limit=config.gradient_checkpoint.memory_limit,
         check_gradients=config.gradient_checkpoint.check_gradients and bool(config.gradient_checkpoint.type),
     )
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from epl.planner.checkpoints import Activation, choose_cuts
+from epl.planner.checkpoints import Activation, choose_cuts, choose_within
 
 
 def chain(length, size=1.0):
@@ -60,4 +60,34 @@ def test_a_long_row_is_cut_too():
 
 
 def test_an_empty_row():
-    assert choose_cuts([], 0) == ((), 0.0)
+    assert choose_cuts([], 0) == ((), 0.0, ())
+
+
+def test_within_a_limit_as_little_as_possible_is_computed_again():
+    row = chain(64)
+    least = choose_cuts(row, 64).bytes
+    again = []
+    for limit in (least, 20, 30, 40, 60, 63):
+        found = choose_within(row, [1.0] * 64, limit)
+        assert found.bytes <= limit
+        edges = [0] + list(found.cuts) + [64]
+        pieces = [b - a for a, b in zip(edges, edges[1:])]
+        again.append(sum(n for i, n in enumerate(pieces) if i not in found.whole))
+        kept = len(found.cuts) + sum(pieces[i] for i in found.whole)
+        assert kept + max([n for i, n in enumerate(pieces) if i not in found.whole], default=0) == found.bytes
+    assert again == sorted(again, reverse=True) and again[-1] <= 16
+    assert choose_within(row, [1.0] * 64, 64) == ((), 64.0, (0,))
+
+
+def test_what_is_dear_is_kept():
+    row = chain(64)
+    work = [100.0 if 32 <= i < 40 else 1.0 for i in range(64)]
+    found = choose_within(row, work, 30)
+    edges = [0] + list(found.cuts) + [64]
+    whole = [position for i, (a, b) in enumerate(zip(edges, edges[1:])) if i in found.whole for position in range(a, b)]
+    assert set(range(32, 40)) <= set(whole)
+
+
+def test_a_limit_that_cannot_be_kept_gives_the_least():
+    row = chain(64)
+    assert choose_within(row, [1.0] * 64, 3) == choose_cuts(row, 64)
