@@ -7,7 +7,7 @@ optimizers that a copy is not the same as the first computation.
 """
 
 import dataclasses
-from typing import Dict, FrozenSet, List
+from typing import Dict, FrozenSet, List, Sequence
 
 from absl import logging
 
@@ -54,10 +54,10 @@ class _Rewriter:
             return self._program
         for segment in self._found.segments:
             self._repeat(segment)
-        readers = {name for segment in self._found.segments for name in segment.readers}
-        for name in readers:
+        for name in dict.fromkeys(name for segment in self._found.segments for name in segment.readers):
             node = self._nodes[name]
             self._nodes[name] = node.replace(inputs=[self._copies.get(ref, ref) for ref in node.inputs])
+        self._stop_at_the_rest()
         origin = {copy[0]: ref[0] for ref, copy in self._copies.items()}
         program = self._program.replace(nodes=self._nodes)
         return _beside_the_forward_part(self._with_facts(program.pruned(), origin), self._found.small)
@@ -94,15 +94,29 @@ class _Rewriter:
         arrived = [self._arrival(ref, reader) for ref in sources] or [c for c in reader.controls if self._is_gradient((c, 0))]
         if not segment.ends or not arrived:
             return arrived
-        gates = []
-        for ref in segment.ends:
-            name = ref[0] + STOP + ("_%d" % ref[1] if ref[1] else "")
-            producer = self._program.nodes[ref[0]]
-            build = Builder({}, producer.device, BACKWARD)
-            build.op("StopGradient", name, [ref], arrived, T=A.of_type(op_table.dtype_of(self._program, *ref)))
-            self._add(build.nodes[name].replace(origin=name, taskgraph=producer.taskgraph))
-            gates.append(name)
-        return gates
+        return [self._stop(ref, arrived) for ref in segment.ends]
+
+    def _stop_at_the_rest(self) -> None:
+        """Give what reads other checkpoints their stop-gradients, so that each checkpoint on the way of a gradient has one."""
+        if self._task.plan.recompute != GC_COLLECTION:
+            return
+        for checkpoint in self._program.checkpoints:
+            name = _stop_name(checkpoint)
+            users = [c for c, index in self._program.consumers.get(checkpoint[0], ()) if index == checkpoint[1] and self._is_gradient((c, 0))]
+            users = [c for c in dict.fromkeys(users) if c in self._nodes and c not in self._program.facts.frames]
+            if name not in self._nodes and users:
+                self._stop(checkpoint)
+                for user in users:
+                    inputs = [(name, 0) if ref == checkpoint else ref for ref in self._nodes[user].inputs]
+                    self._nodes[user] = self._nodes[user].replace(inputs=inputs)
+
+    def _stop(self, checkpoint: Ref, waits: Sequence[str] = ()) -> str:
+        name = _stop_name(checkpoint)
+        producer = self._program.nodes[checkpoint[0]]
+        build = Builder({}, producer.device, BACKWARD)
+        build.op("StopGradient", name, [checkpoint], waits, T=A.of_type(op_table.dtype_of(self._program, *checkpoint)))
+        self._add(build.nodes[name].replace(origin=name, taskgraph=producer.taskgraph))
+        return name
 
     def _is_gradient(self, ref: Ref) -> bool:
         node = self._program.nodes[ref[0]]
@@ -136,6 +150,10 @@ class _Rewriter:
                     slots[node.name] = kind
         program = with_copies(program, origin, self._added)
         return program.replace(facts=dataclasses.replace(program.facts, slots=slots))
+
+
+def _stop_name(checkpoint: Ref) -> str:
+    return checkpoint[0] + STOP + ("_%d" % checkpoint[1] if checkpoint[1] else "")
 
 
 def _beside_the_forward_part(program: Program, names: FrozenSet[str]) -> Program:

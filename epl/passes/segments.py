@@ -133,14 +133,21 @@ class _Finder:
         return all(t in (types_pb2.DT_INT32, types_pb2.DT_INT64) for t in op_table.output_types(node, self.program))
 
     def _late(self) -> Set[str]:
-        """The backward nodes that wait for a gradient."""
-        late: Set[str] = set()
-        for node in self.order:
-            if node.phase != BACKWARD:
-                continue
-            if node.attr(A.SEED) is not None or any(s in late for s, _ in node.inputs) or any(s in late for s in node.controls):
-                late.add(node.name)
-        return late
+        """The backward nodes that wait for a gradient; a loop does as a whole."""
+        frames = self.facts.frames
+        loops: Set[str] = set()
+        while True:
+            late: Set[str] = set()
+            for node in self.order:
+                if node.phase != BACKWARD:
+                    continue
+                waits = any(s in late for s, _ in node.inputs) or any(s in late for s in node.controls)
+                if waits or node.attr(A.SEED) is not None or frames.get(node.name) in loops:
+                    late.add(node.name)
+            found = {frames[name] for name in late if name in frames}
+            if found == loops:
+                return late
+            loops = found
 
     def _root(self, ref: Ref) -> Ref:
         """The tensor whose buffer a tensor shares."""
