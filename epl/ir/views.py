@@ -179,7 +179,7 @@ class Views:
         cluster = Env.get().cluster
         if cluster is None:
             return node.device
-        if node.name in self._on_host:
+        if node.name in self._on_host or Env.get().config.offload.level and node.op in op_table.VARIABLES:
             return common.get_device_string(task=cluster.worker_index, device_type="CPU")
         virtual = self._taskgraph(index).virtual_device
         # A process may hold no stage of any replica's first device.
