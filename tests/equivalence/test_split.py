@@ -82,12 +82,6 @@ def test_classifier_with_uneven_classes_and_clipped_gradients(outcome):
     judge(outcome)
 
 
-@pytest.mark.slow
-@cases(classifier, "2x1-p2", "1x3-p3", classes=100001, how="momentum", compare=True)
-def test_classifier_with_very_many_classes(outcome):
-    judge(outcome)
-
-
 def transformer(run):
     """A transformer block: attention of 12 heads and a feed-forward layer of two matrices, with layer norms and a residual path."""
     x = tf.placeholder(tf.float32, [None, 5, 24])
@@ -125,12 +119,6 @@ def test_transformer_block(outcome):
 @pytest.mark.slow
 @cases(block, "1x2-p2", "1x4-p4", "4x1-p4", "4x1-p2-m2", compare=True)
 def test_transformer_block_in_more_layouts(outcome):
-    judge(outcome)
-
-
-@pytest.mark.slow
-@cases(block, "2x1-p2", how="momentum", compare=True)
-def test_transformer_block_with_momentum(outcome):
     judge(outcome)
 
 
