@@ -34,14 +34,18 @@ def convolutions(run, how="adam", deep=False):
         return finish(run, *images(run, deep), how)
 
 
+CANCELLED = 5e-6
+"""Sums over places cancel: where little is left of a gradient, Adam makes steps of its size out of round-off."""
+
+
 @cases(convolutions, "2x1-p2", "1x3-p3", compare=True)
 def test_a_split_head_of_convolutions(outcome):
-    judge(outcome)
+    judge(outcome, CANCELLED)
 
 
 @cases(convolutions, "2x1-p2", compare=True, how="momentum", deep=True)
 def test_a_split_convolution(outcome):
-    judge(outcome)
+    judge(outcome, CANCELLED)
 
 
 def everywhere(function, *layouts, **options):
@@ -57,13 +61,13 @@ LAYOUTS = ("1x2-p2", "2x1-p2", "2x1-p2-m2", "1x3-p3-m2", "3x1-p3", "1x4-p4", "4x
 @pytest.mark.slow
 @everywhere(convolutions, "2x1-p2", "1x2-p2-m2", "1x4-p4", "4x1-p2-m2", "2x2-p4", "3x1-p3")
 def test_split_heads_everywhere(outcome):
-    judge(outcome)
+    judge(outcome, CANCELLED)
 
 
 @pytest.mark.slow
 @everywhere(convolutions, "2x1-p2-m2", "1x2-p2", "2x2-p4", "3x1-p3", deep=True)
 def test_split_convolutions_everywhere(outcome):
-    judge(outcome)
+    judge(outcome, CANCELLED)
 
 
 @pytest.mark.slow
