@@ -73,7 +73,7 @@ def argument_parser(description, layers=2):
     return parser
 
 
-def train(args, part, build_model):
+def train(args, part, build_model, build_test=None):
     """Build the model twice, for training and for the test, and train. Returns the record of it."""
     tf.set_random_seed(1)
     train_inputs, train_targets, test_inputs, test_targets = load_data()
@@ -86,7 +86,7 @@ def train(args, part, build_model):
 
     fed_inputs = tf.placeholder(tf.int32, [None, LENGTH], "inputs")
     fed_targets = tf.placeholder(tf.int32, [None, LENGTH], "targets")
-    test_loss = build_model(fed_inputs, fed_targets)
+    test_loss = (build_test or build_model)(fed_inputs, fed_targets)
     test_feed = {fed_inputs: test_inputs, fed_targets: test_targets}
 
     if not args.plain:

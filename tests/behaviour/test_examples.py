@@ -75,24 +75,47 @@ def test_batch_that_can_not_be_divided():
     assert "--global-batch 64 can't be divided over 3 replicas" in done.stdout
 
 
-TUTORIAL = ROOT / "docs" / "en" / "tutorials" / "pipeline.md"
+TUTORIALS = ROOT / "docs" / "en" / "tutorials"
 LAYOUTS = {
-    "epl-launch --num_workers 2": (2, 1, 1, 2, 4),
-    "python": (1, 2, 1, 2, 4),
-    "epl-launch --num_workers 4": (4, 1, 2, 2, 4),
-    "epl-launch --num_workers 4 --stages 4": (4, 1, 1, 4, 4),
-    "epl-launch --num_workers 2 --schedule PreferForward --micro-batches 8": (2, 1, 1, 2, 8),
-    "epl-launch --num_workers 2 --schedule ZeroBubbleH1": (2, 1, 1, 2, 4),
-    "epl-launch --num_workers 2 --schedule Interleaved --stages 4": (2, 1, 1, 2, 4),
-    "epl-launch --num_workers 2 --schedule ZeroBubbleV --stages 4": (2, 1, 1, 2, 4),
+    "pipeline": {
+        "epl-launch --num_workers 2": (2, 1, 1, 2, 4),
+        "python": (1, 2, 1, 2, 4),
+        "epl-launch --num_workers 4": (4, 1, 2, 2, 4),
+        "epl-launch --num_workers 4 --stages 4": (4, 1, 1, 4, 4),
+        "epl-launch --num_workers 2 --schedule PreferForward --micro-batches 8": (2, 1, 1, 2, 8),
+        "epl-launch --num_workers 2 --schedule ZeroBubbleH1": (2, 1, 1, 2, 4),
+        "epl-launch --num_workers 2 --schedule Interleaved --stages 4": (2, 1, 1, 2, 4),
+        "epl-launch --num_workers 2 --schedule ZeroBubbleV --stages 4": (2, 1, 1, 2, 4),
+    },
+    "classification": {
+        "epl-launch --num_workers 2": (2, 1),
+        "python": (1, 2),
+        "epl-launch --num_workers 4 --group 2": (4, 1),
+    },
+    "moe": {
+        "epl-launch --num_workers 2": (2, 1),
+        "python": (1, 2),
+        "epl-launch --num_workers 4 --group 2": (4, 1),
+        "epl-launch --num_workers 2 --choices 1": (2, 1),
+    },
 }
-"""What the tutorial trains, by command without the script: ranks, devices of a rank, replicas, devices of a replica, micro-batches."""
-FAST = ("epl-launch --num_workers 2",)
+"""What the tutorials train, by command without the script: ranks, devices of a rank; of pipelines also replicas, devices of a replica,
+micro-batches."""
+FAST = {
+    "pipeline": ("epl-launch --num_workers 2",),
+    "classification": ("epl-launch --num_workers 2",),
+    "moe": ("python",),
+}
+FEWER_LAYERS = {"pipeline": ["--layers", "2"], "classification": [], "moe": ["--layers", "1"]}
 
 
-def tutorial_commands():
-    """(variables, command) of each command of the tutorial that is not `epl plan`."""
-    blocks = re.findall(r"```bash\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
+def page_of(tutorial):
+    return (TUTORIALS / (tutorial + ".md")).read_text(encoding="utf-8")
+
+
+def tutorial_commands(tutorial):
+    """(variables, command) of each command of a tutorial that is not `epl plan`."""
+    blocks = re.findall(r"```bash\n(.*?)```", page_of(tutorial), re.DOTALL)
     found = []
     for line in "".join(blocks).splitlines():
         words = shlex.split(line)
@@ -106,38 +129,54 @@ def without_script(command):
     return " ".join(word for word in command if not word.endswith(".py"))
 
 
+def marks_of(tutorial, command):
+    ranks = [pytest.mark.ranks] if command[0] == "epl-launch" else []
+    return ranks + ([] if without_script(command) in FAST[tutorial] else [pytest.mark.slow])
+
+
 @pytest.mark.parametrize(
-    "variables, command",
+    "tutorial, variables, command",
     [
-        pytest.param(
-            variables,
-            command,
-            id=without_script(command),
-            marks=([pytest.mark.ranks] if command[0] == "epl-launch" else []) + ([] if without_script(command) in FAST else [pytest.mark.slow]),
-        )
-        for variables, command in tutorial_commands()
+        pytest.param(tutorial, variables, command, id="%s %s" % (tutorial, without_script(command)), marks=marks_of(tutorial, command))
+        for tutorial in LAYOUTS
+        for variables, command in tutorial_commands(tutorial)
     ],
 )
-def test_tutorial_of_pipelines(variables, command):
+def test_tutorial(tutorial, variables, command):
     label = without_script(command)
     programs = {"python": [sys.executable], "epl-launch": [sys.executable, "-m", "epl.cli.launch"]}
-    short = ["--steps", "3"] + (["--layers", "2"] if label in FAST else [])
+    short = ["--steps", "3"] + (FEWER_LAYERS[tutorial] if label in FAST[tutorial] else [])
     output = run(programs[command[0]] + command[1:] + short, **variables)
-    layout = "%d rank(s) x %d device(s), %d replica(s) on %d device(s) each, %d micro-batches," % LAYOUTS[label]
+    ranks, devices, *pipeline = LAYOUTS[tutorial][label]
+    layout = "%d rank(s) x %d device(s)" % (ranks, devices)
+    if pipeline:
+        layout += ", %d replica(s) on %d device(s) each, %d micro-batches," % tuple(pipeline)
     assert_equal_to_plain(output, 3, layout)
     assert "does not fit this program" not in output  # the schedule is kept
 
 
-def test_tutorial_has_all_layouts():
-    assert [without_script(command) for _, command in tutorial_commands()] == list(LAYOUTS)
+@pytest.mark.parametrize("tutorial", LAYOUTS)
+def test_tutorials_have_all_layouts(tutorial):
+    assert [without_script(command) for _, command in tutorial_commands(tutorial)] == list(LAYOUTS[tutorial])
 
 
 def test_tutorial_shows_the_plan():
-    text = TUTORIAL.read_text(encoding="utf-8")
+    text = page_of("pipeline")
     command = re.search(r"^epl (plan .*)$", text, re.MULTILINE).group(1)
     output = run([sys.executable, "-m", "epl.cli.main"] + shlex.split(command))
     shown, why = (without_counts(part) for part in re.findall(r"```\n(plan of .*?)```.*?```\n(Node .*?)```", text, re.DOTALL)[0])
     assert shown in without_counts(output) and why in without_counts(output), output
+
+
+@pytest.mark.parametrize("tutorial", ("classification", pytest.param("moe", marks=pytest.mark.slow)))
+def test_tutorial_shows_what_is_divided(tutorial):
+    """Each line of the plan that the page shows is in the output, in this order."""
+    text = page_of(tutorial)
+    command = re.search(r"^epl (plan .*)$", text, re.MULTILINE).group(1)
+    output = run([sys.executable, "-m", "epl.cli.main"] + shlex.split(command))
+    lines = iter(without_counts(output).splitlines())
+    for shown in re.search(r"```\n(split over .*?)```", text, re.DOTALL).group(1).splitlines():
+        assert shown == "..." or without_counts(shown) in lines, (shown, output)
 
 
 def without_counts(plan):
@@ -152,16 +191,32 @@ def build_model_of(example):
     return ast.get_source_segment(text, function).splitlines()
 
 
-def test_tutorial_shows_the_difference():
-    """The model of the pipeline is that of the first example with scopes: the page shows all that differs but for indentation."""
-    plain, staged = (build_model_of(example) for example in ("char_transformer", "char_transformer_pipeline"))
-    expected = []
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, [x.strip() for x in plain], [x.strip() for x in staged]).get_opcodes():
-        expected += [" " + line for line in staged[c:d]] if tag == "equal" else ["-" + x for x in plain[a:b]] + ["+" + x for x in staged[c:d]]
-    shown = re.search(r"```diff\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL).group(1)
-    assert shown == "\n".join(expected) + "\n"
-    changed = [line[1:].strip() for line in expected if line[0] == "+"]
+def difference_to(example):
+    """The lines of a diff of the model of char_transformer.py and that of another example: all that differs but for indentation."""
+    plain, other = build_model_of("char_transformer"), build_model_of(example)
+    found = []
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, [x.strip() for x in plain], [x.strip() for x in other]).get_opcodes():
+        found += [" " + line for line in other[c:d]] if tag == "equal" else ["-" + x for x in plain[a:b]] + ["+" + x for x in other[c:d]]
+    return found
+
+
+@pytest.mark.parametrize("tutorial, example", (("pipeline", "char_transformer_pipeline"), ("moe", "moe_transformer")))
+def test_tutorial_shows_the_difference(tutorial, example):
+    shown = re.search(r"```diff\n(.*?)```", page_of(tutorial), re.DOTALL).group(1)
+    assert shown == "\n".join(difference_to(example)) + "\n"
+
+
+def test_pipeline_differs_in_scopes_alone():
+    changed = [line[1:].strip() for line in difference_to("char_transformer_pipeline") if line[0] == "+"]
     assert all(line.startswith(("def build_model", "with ")) and "stages" in line for line in changed), changed
+
+
+def test_tutorial_shows_the_classifier():
+    """The pieces of code on the page are those of the example."""
+    lines = [line.strip() for line in (ROOT / script("word_classifier")).read_text(encoding="utf-8").splitlines()]
+    for block in re.findall(r"```python\n(.*?)```", page_of("classification"), re.DOTALL):
+        piece = [line.strip() for line in block.splitlines()]
+        assert any(lines[at : at + len(piece)] == piece for at in range(len(lines))), block
 
 
 def test_table_of_schedules():

@@ -9,6 +9,10 @@ NAMES = """
     epl.parallel.partitioner: partition_buckets partition_stages
     epl.parallel.planner: AutoStageGenerator
     epl.communicators.collective_communicator: estimate_split_num_for_comm
+    epl.ops.distributed_dense: DistributedDense distributed_dense
+    epl.ops.distributed_losses: distributed_sparse_softmax_cross_entropy_with_logits
+    epl.ops.distributed_ops: distributed_argmax distributed_equal
+    epl.ops.initializers: get
     epl.runtime.gc.gradient_checkpoint: capture_ops
     epl.runtime.saver: ShardingLoader MemoryEfficientBuilder
     epl.runtime.zero: zero_v0 zero_v1

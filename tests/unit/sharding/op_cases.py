@@ -74,6 +74,8 @@ FORWARD = {
     "relu": lambda x, ids: tf.nn.relu(_columns(x)),
     "tanh": lambda x, ids: tf.tanh(_columns(x)),
     "erf": lambda x, ids: tf.math.erf(_columns(x)) * tf.nn.softplus(_columns_again(x)),
+    "swish": lambda x, ids: tf.nn.swish(_columns(x)),
+    "own_gradient": lambda x, ids: _scaled(tf.reshape(_columns(x), [-1, 2, 4]), weight("b", 4), x),
     "square_difference": lambda x, ids: tf.math.squared_difference(_columns(x), weight("b", 8)),
     "maximum": lambda x, ids: tf.maximum(_columns(x), 0.3 * _columns_again(x)),
     "fill": lambda x, ids: _columns(x) * tf.fill([1, 8], tf.reduce_mean(weight("b", 4))),
@@ -136,6 +138,16 @@ FORWARD = {
 
 def _logits(x):
     return tf.matmul(x, weight("w", H, C))
+
+
+@tf.custom_gradient
+def _scaled(h, scale, x):
+    """A function with a gradient of its own; its arguments have several shapes."""
+
+    def gradient(upstream):
+        return upstream * scale, tf.reduce_sum(upstream * h, [0, 1]), x * tf.reduce_sum(upstream, [1, 2])[:, tf.newaxis]
+
+    return h * scale, gradient
 
 
 def _columns_again(x):

@@ -60,6 +60,17 @@ def unary(op: Op) -> Iterable[Saying]:
         yield Linear((0,))
 
 
+@rule("IdentityN")
+def identities(op: Op) -> Iterable[Saying]:
+    """What a function with a gradient of its own gives, and its arguments. Any of them may be divided; it pays for those that look alike."""
+    for dim in range(max((tensor.rank for tensor in op.inputs), default=0)):
+        lengths = [tensor.shape[dim] if tensor.shape is not None and dim < tensor.rank else -1 for tensor in op.inputs]
+        for length in dict.fromkeys(lengths):
+            if length != -1:
+                at = tuple(dim if own == length else None for own in lengths)
+                yield Axis(at, at)
+
+
 def _floats(op: Op) -> bool:
     return all(t.is_float for t in op.inputs + op.outputs)
 
