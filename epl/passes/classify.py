@@ -127,8 +127,10 @@ class Classify(Pass):
             program, gradients = join_sparse(program, gradients, batch)
         endings = Endings(program, order, ignored=apply)
         seeds = frozenset(n.int_attr(A.SEED) or 0 for n in order if n.name in batch and n.attr(A.SEED) is not None)
-        placed = [program.nodes[n.name] for n in order]
-        slots = slots_of(program, placed, batch, frames, endings) if task.stages and batch else {}
+        slots: Dict[str, str] = {}
+        if batch and (task.stages or task.micro_batches > 1):
+            placed = [program.nodes[n.name] for n in order]
+            slots = slots_of(program, placed if task.stages else [n.replace(taskgraph=0) for n in placed], batch, frames, endings)
         facts = Facts(gradients, frozenset(batch), frozenset(shared), frozenset(outputs), frames, touched, writes, endings, draws, seeds, slots)
         return program.replace(facts=facts)
 

@@ -1,7 +1,8 @@
 """Schedule: the order in which a stage takes the micro-batches of a pipeline.
 
-A schedule is a list of actions for each device (`epl.planner.schedules`). Gates, one
-between two actions, make the order: an action's nodes wait for the gate before it, the
+A schedule is a list of actions for each device (`epl.planner.schedules`). Where a replica
+has one stage, it goes forward and backward with one micro-batch after the other, so that
+it holds the activations of one. Gates, one between two actions, make the order: an action's nodes wait for the gate before it, the
 gate after it waits for them. Neither sends nor receives are gated: a receive that waits
 for its turn, and a send that the next action waits for, can wait for each other.
 """
@@ -138,10 +139,12 @@ def _split(program: Program, nodes: Dict[str, Node]) -> None:
 
 
 def schedule_of(task: Task) -> Optional[Schedule]:
-    """The schedule of a program with several stages and micro-batches, else None."""
+    """The schedule of a program with several micro-batches, else None."""
     stages = len(task.stages[0]) if task.stages else 1
-    if not task.parallel or stages == 1 or task.micro_batches == 1:
+    if not task.parallel or task.micro_batches == 1:
         return None
+    if stages == 1:
+        return make_schedule("PreferBackward", 1, task.micro_batches, 1)
     return make_schedule(task.plan.schedule, stages, task.micro_batches, task.plan.pipeline_devices or stages)
 
 
@@ -182,11 +185,12 @@ def _members(program: Program, task: Task, schedule: Schedule) -> Members:
     found: Members = {}
     for node in program.nodes.values():
         kind = program.facts.slots.get(node.origin)
-        if kind is None or node.micro_batch is None or node.taskgraph is None or node.op in TRANSFERS:
+        stage = node.taskgraph if task.stages else 0
+        if kind is None or node.micro_batch is None or stage is None or node.op in TRANSFERS:
             continue
         if kind == "W" and not schedule.split_backward:
             kind = "B"
-        found.setdefault((node.replica, Action(kind, node.micro_batch, node.taskgraph)), []).append(node)
+        found.setdefault((node.replica, Action(kind, node.micro_batch, stage)), []).append(node)
     return found
 
 
@@ -206,7 +210,7 @@ def _gate(
             nodes[gate] = nodes[gate].replace(replica=replica, info={"action": str(action)})
         if gate is not None:
             for node in slot:
-                if _begins(program, node, inside) or _takes(program, node, inside):
+                if _begins(program, node, inside) or task.stages and _takes(program, node, inside):
                     add_controls(nodes, node.name, [gate])
         pending = _ends(program, task, slot, inside)
 
