@@ -1,4 +1,4 @@
-"""What recomputation saves, by TensorFlow's allocator: row 75, the predicted peak, and a limit."""
+"""What recomputation and micro-batches save, by TensorFlow's allocator: row 75, the predicted peak, and a limit."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def peaks(run, layer, kind="", limit=0):
     recompute.find_segments = lambda program, task: predicted.append(find(program, task)) or predicted[-1]
     try:
         with run.program({"gradient_checkpoint.type": kind, "gradient_checkpoint.memory_limit": limit}):
-            h = x = tf.placeholder(tf.float32, [ROWS, WIDTH])
+            h = x = tf.placeholder(tf.float32, [None if run.layout.m > 1 else ROWS, WIDTH])
             for number in range(LAYERS):
                 h = LAYER[layer](h, number)
                 if number % 5 == 4:
@@ -80,3 +80,9 @@ def test_a_limit_is_kept_and_less_is_computed_again(outcomes):
     least, limited = (outcomes[name].ranks[0] for name in ("least", "limited"))
     assert least["peak"] < limited["peak"] <= 7e6
     assert limited["copies"] < least["copies"]
+
+
+@together(one=request(peaks, "1x1", layer="residual"), four=request(peaks, "1x1-m4run", layer="residual"))
+def test_micro_batches_of_a_run_go_one_after_the_other(outcomes):
+    one, four = (outcomes[name].ranks[0]["peak"] for name in ("one", "four"))
+    assert four <= 0.4 * one
