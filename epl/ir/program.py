@@ -157,6 +157,7 @@ class Program:
         graph; None for a graph with one taskgraph.
       groups: the groups of processes that talk among themselves, the same list on all ranks.
       held: variable -> the form in which the devices of a group hold it; those that are not in it are whole on each.
+      sharding: how they compute the training step of the whole graph (`epl.planner.sharding.graph.Sharding`), else None.
     """
 
     def __init__(
@@ -177,6 +178,7 @@ class Program:
         assignment: Optional[Mapping[str, Any]] = None,
         groups: Sequence[Tuple[int, ...]] = (),
         held: Optional[Mapping[str, Any]] = None,
+        sharding: Any = None,
     ):
         self.nodes = nodes
         self.fetches = tuple(fetches)
@@ -194,6 +196,7 @@ class Program:
         self.assignment = assignment
         self.groups = tuple(groups)
         self.held = held
+        self.sharding = sharding
         self._functions: Optional[Dict[str, function_pb2.FunctionDef]] = None
         self._consumers: Optional[Dict[str, List[Tuple[str, int]]]] = None
 
@@ -302,7 +305,7 @@ class Program:
 
 _FIELDS = (
     "nodes", "fetches", "targets", "feeds", "library", "versions", "facts", "raw_gradients", "apply_gradients", "collections", "shape_of",
-    "ragged", "agreement", "assignment", "groups", "held",
+    "ragged", "agreement", "assignment", "groups", "held", "sharding",
 )
 
 LOOP_BACK = ("NextIteration", "RefNextIteration")
