@@ -29,10 +29,10 @@ else
 endif
 
 test: lint docs-check ## lint, types, documentation and the tests that are not slow
-	@$(ENVIRONMENT) && "$$PY" -m pytest $(PYTEST_ARGS)
+	@$(ENVIRONMENT) && "$$PY" tools/run_tests.py $(PYTEST_ARGS)
 
 test-all: lint docs-check ## the same with the slow tests
-	@$(ENVIRONMENT) && "$$PY" -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+	@$(ENVIRONMENT) && "$$PY" tools/run_tests.py --all $(PYTEST_ARGS)
 
 lint: ## ruff and mypy
 	@$(ENVIRONMENT) && "$$PY" -m ruff check . && if "$$PY" -c "import mypy" 2>/dev/null; then "$$PY" -m mypy; else echo "mypy: not part of this Python's environment, left out"; fi

@@ -404,8 +404,8 @@ def registered_ops() -> Dict[str, Any]:
     return {op.name: op for op in ops.op}
 
 
-def push_device(graph: tf.Graph, name: str) -> None:
-    """Give a graph a default device for good.
+def push_device(graph: tf.Graph, name: Any) -> None:
+    """Give a graph a default device, or a function from op to device, for good.
 
     `graph.device(name)`, entered and never left, would be closed by the garbage
     collector, which complains when it does so on another thread.

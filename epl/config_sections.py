@@ -96,6 +96,14 @@ class GradientCheckpointSection(Section):
         minimum=0,
         unset=-1,
     )
+    memory_limit = IntKey(
+        0,
+        "With type `auto`: megabytes (10^6 bytes) that the activations of a device may take. As few layers as possible are computed again; "
+        "0 keeps as little as possible. It needs static shapes, a fixed batch size among them.",
+        "类型为 `auto` 时：一个设备上的激活值可占用的内存，单位 MB（10^6 字节）。在此限制内尽量少做重计算；0 表示保留尽可能少的激活值。"
+        "需要静态形状，包括固定的批大小。",
+        minimum=0,
+    )
     check_gradients = BoolKey(
         False,
         "Compute the gradients also without recomputation and compare the two. For debugging: it takes the memory that recomputation saves.",

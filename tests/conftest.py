@@ -57,6 +57,13 @@ def pool(request):
                 cases.add(one)
     yield cases
     cases.close()
+    wanted = request.config.getoption("durations") or 0
+    if reporter and wanted:
+        slowest = sorted(cases.seconds.items(), key=lambda item: -item[1])[:wanted]
+        with capture.global_and_fixture_disabled():
+            reporter.write_line("\nslowest functions of cases, by group:")
+            for (function, group), seconds in slowest:
+                reporter.write_line("%8.1f s  %s (%s)" % (seconds, function, group))
     assert not cases.problems, "jobs did not end cleanly after all their cases:\n%s" % "\n".join(cases.problems)
 
 

@@ -4,9 +4,10 @@ Ops then show a device even where the user names none. Without accelerators, rea
 pretended, graphs are left alone.
 """
 
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Callable, Container, Optional
 
 from epl.cluster.devices import GPU
+from epl.utils.common import get_device_string
 
 if TYPE_CHECKING:
     from epl.cluster.cluster import Cluster
@@ -20,11 +21,16 @@ def default_device(cluster: "Cluster") -> Optional[str]:
     return first.name if first.kind == GPU else None
 
 
-def push_default_device(graph: Any, cluster: "Cluster") -> bool:
+def host_device(cluster: "Cluster") -> str:
+    """The name of the worker's host memory."""
+    return get_device_string(task=cluster.worker_index, device_type="CPU")
+
+
+def push_default_device(graph: Any, cluster: "Cluster", on_host: Container[str] = ()) -> bool:
     """Give `graph` the worker's first accelerator as default device, for good.
 
     Meant for a graph that was just made: what is pushed there is never taken off.
-    Returns whether the graph got it. Graphs of functions are left alone, since they
+    Ops of the types `on_host` get the host instead. Returns whether the graph got it. Graphs of functions are left alone, since they
     inherit their caller's devices, and so is a graph that has this device already.
     """
     name = default_device(cluster)
@@ -33,6 +39,10 @@ def push_default_device(graph: Any, cluster: "Cluster") -> bool:
     # Imported here, so that laying out a cluster from plain data needs no TensorFlow.
     from epl import compat
 
-    compat.push_device(graph, name)
+    compat.push_device(graph, _apart(name, host_device(cluster), on_host) if on_host else name)
     setattr(graph, _MARK, name)
     return True
+
+
+def _apart(name: str, host: str, on_host: Container[str]) -> Callable[[Any], str]:
+    return lambda op: host if op.type in on_host else name

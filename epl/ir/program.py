@@ -156,6 +156,7 @@ class Program:
       assignment: node -> its taskgraph (`epl.passes.assign.Assigned`), as decided on the whole
         graph; None for a graph with one taskgraph.
       groups: the groups of processes that talk among themselves, the same list on all ranks.
+      checkpoints: tensors that recomputation is to keep, of the collection `checkpoints`.
       held: variable -> the form in which the devices of a group hold it; those that are not in it are whole on each.
       sharding: how they compute the training step of the whole graph (`epl.planner.sharding.graph.Sharding`), else None.
     """
@@ -179,6 +180,7 @@ class Program:
         groups: Sequence[Tuple[int, ...]] = (),
         held: Optional[Mapping[str, Any]] = None,
         sharding: Any = None,
+        checkpoints: Sequence[Ref] = (),
     ):
         self.nodes = nodes
         self.fetches = tuple(fetches)
@@ -197,6 +199,7 @@ class Program:
         self.groups = tuple(groups)
         self.held = held
         self.sharding = sharding
+        self.checkpoints = tuple(checkpoints)
         self._functions: Optional[Dict[str, function_pb2.FunctionDef]] = None
         self._consumers: Optional[Dict[str, List[Tuple[str, int]]]] = None
 
@@ -305,7 +308,7 @@ class Program:
 
 _FIELDS = (
     "nodes", "fetches", "targets", "feeds", "library", "versions", "facts", "raw_gradients", "apply_gradients", "collections", "shape_of",
-    "ragged", "agreement", "assignment", "groups", "held", "sharding",
+    "ragged", "agreement", "assignment", "groups", "held", "checkpoints", "sharding",
 )
 
 LOOP_BACK = ("NextIteration", "RefNextIteration")

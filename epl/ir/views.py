@@ -179,10 +179,11 @@ class Views:
         cluster = Env.get().cluster
         if cluster is None:
             return node.device
-        if node.name in self._on_host:
+        if node.name in self._on_host or Env.get().config.offload.level and node.op in op_table.VARIABLES:
             return common.get_device_string(task=cluster.worker_index, device_type="CPU")
         virtual = self._taskgraph(index).virtual_device
-        local = self._taskgraph(0).virtual_device.local_replicas
+        # A process may hold no stage of any replica's first device.
+        local = self._taskgraph(0).virtual_device.local_replicas or virtual.local_replicas or [0]
         return virtual.get_device(local[min(replica, len(local) - 1)])
 
     @property
@@ -226,7 +227,7 @@ class Views:
         )
 
     def _added(self, node: Node) -> Operation:
-        index = self.taskgraph_index(node.origin) if node.origin in self.whole.nodes else 0
+        index = self.taskgraph_index(node.origin) if node.origin in self.whole.nodes else node.taskgraph or 0
         names = {d.runtime_name: d.name for d in Env.get().cluster.local_devices()}
         device = names.get(node.device) or common.get_device_string(task=Env.get().cluster.worker_index, device_type="CPU")
         return Operation(self, node, "", node.phase, self._taskgraph(index), node.replica, node.micro_batch or 0, device)

@@ -8,20 +8,20 @@ The result has two pseudo-ops that later passes lower:
   whether the other ranks' values are merged too.
 """
 
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from epl.errors import ProgramError
 from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.program import APPLY, Node, Program, Ref
 from epl.ir.tags import partners
-from epl.passes.assign import state_of
 from epl.passes.base import Pass
 from epl.passes.boundary import Boundary
 from epl.passes.cut import process_groups
 from epl.passes.fed import FedBatches
 from epl.passes.instances import derived_seed, instance_name, tensor_label
 from epl.passes.merge_rules import merge_rule
+from epl.passes.places import Places
 from epl.planner.plan import Task
 
 AGGREGATE = "EplAggregate"
@@ -50,7 +50,7 @@ class Cloner:
         self.batches = task.micro_batches
         self.nodes: Dict[str, Node] = {}
         self.extra: Dict[str, Node] = {}
-        self.on_host = self._host_nodes()
+        self.places = Places(program, task)
         self.partners = partners(self.facts.gradients)
         self.pairs = {ref: tuple(c[k] for k in ("values", "indices")) for c in self.partners.values() for ref in c.values()}
         self.instances = [(r, m) for r in range(self.replicas) for m in range(self.batches)]
@@ -139,26 +139,6 @@ class Cloner:
             return [name]
         return [instance_name(name, r, None) for r in self.task.holding(self.stage_of(name)) if self.exists(name, r)]
 
-    def _host_nodes(self) -> Set[str]:
-        """Nodes that must sit where the shared resources are: those given a handle of one."""
-        found = set(self.facts.shared)
-        on_cpus = all("CPU" in device for device in self.task.devices)
-        for node in self.program.nodes.values():
-            if node.op in op_table.PYTHON or not on_cpus and op_table.has_strings(self.program, node):
-                found.add(node.name)
-            elif node.name not in found and any(s in self.facts.shared for s, _ in node.inputs):
-                found.add(node.name)
-        return found
-
-    def _device(self, node: Node, replica: int) -> str:
-        if node.name in self.on_host:
-            return self.task.host
-        if not self.task.stages:
-            return self.task.devices[replica]
-        # Neither a handle nor a reference can leave the device of its state, not even into a loop of another stage.
-        state = state_of(self.program, node.name)
-        return self.task.device_of(replica, self.program.taskgraph_of(state or node.name))
-
     def _emit(self, node: Node, replica: int, micro_batch: Optional[int]) -> None:
         attrs = dict(node.attrs)
         name = self._name(node.name, replica, micro_batch)
@@ -179,7 +159,7 @@ class Cloner:
             inputs=inputs,
             controls=controls,
             attrs=attrs,
-            device=self._device(node, replica),
+            device=self.places.device(node, replica),
             origin=node.name,
             replica=replica,
             micro_batch=micro_batch,
@@ -368,7 +348,7 @@ class Cloner:
         if name not in self.extra:
             self.extra[name] = node  # guards against a cycle; replaced below
             inputs = [self._input(node, r, replica, None) for r in node.inputs]
-            controls, device = self._controls(node, replica, None), self._device(node, replica)
+            controls, device = self._controls(node, replica, None), self.places.device(node, replica)
             self.extra[name] = node.replace(name=name, inputs=inputs, controls=controls, device=device, replica=replica, phase=APPLY)
         return name, index
 

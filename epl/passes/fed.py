@@ -44,7 +44,7 @@ class FedBatches:
                 "Identity",
                 [(split, position) if divided else (whole, 0)],
                 attrs={"T": node.attr("dtype")},
-                device=task.host if node.name in cloner.on_host else task.device_of(replica, node.taskgraph),
+                device=task.host if node.name in cloner.places.on_host else task.device_of(replica, node.taskgraph),
                 origin=node.name,
                 replica=replica,
                 micro_batch=micro_batch,

@@ -15,6 +15,7 @@ from epl.passes.gradients import Gradients
 from epl.passes.outputs import Outputs
 from epl.passes.partial import Partial
 from epl.passes.parts import Parts
+from epl.passes.recompute import Recompute
 from epl.passes.schedule import Scheduling
 from epl.passes.shard.exchange import Exchange
 from epl.passes.shard.rewrite import Shard
@@ -29,6 +30,7 @@ def default_passes(task: Task) -> List[Pass]:
         Classify(),
         Parts(),
         Shard(),
+        Recompute(),
         Clone(),
         Agree(),
         Exchange(),

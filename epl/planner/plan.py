@@ -61,6 +61,11 @@ class Plan:
       lanes: devices of a group that hold the taskgraphs of `split` scopes together; each of
         them is a replica of all other taskgraphs.
       split: the taskgraphs of `split` scopes.
+      recompute: "collection" or "auto" where activations are computed again, else "".
+      recompute_last: the last taskgraph that does so for "auto"; -1 for all.
+      recompute_limit: megabytes that the activations of a device may take; 0 for as little as possible.
+      offload: "v0" where variables stay in host memory, else "".
+      check_gradients: compute the gradients without that too, and compare.
       copies: lanes of a group that compute the same batch, which the first of them draws and is
         fed: 1 when each lane has batches of its own, else all lanes.
       narrow: taskgraphs that the first lane of each group computes alone.
@@ -87,6 +92,11 @@ class Plan:
     copies: int = 1
     narrow: Tuple[int, ...] = ()
     shares: Tuple[int, ...] = ()
+    recompute: str = ""
+    recompute_last: int = -1
+    recompute_limit: int = 0
+    check_gradients: bool = False
+    offload: str = ""
 
     _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)
 

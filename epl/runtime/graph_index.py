@@ -12,6 +12,7 @@ from epl.ir.program import Program, Ref, Shape, program_from_graph_def
 from epl.ir.tags import outer_tags
 from epl.passes.assign import Assigned, assign
 from epl.utils.collector import without_collection
+from epl.utils.constant import GC_COLLECTION_NAME
 
 
 class GraphIndex:
@@ -31,7 +32,8 @@ class GraphIndex:
         annotated = Graph.of(self.graph)
         stages = annotated.num_stages if annotated is not None else 0
         defaults = annotated.defaults if annotated is not None else ()
-        version = (self.graph.version, len(collections), stages, len(defaults))
+        checkpoints = [(t.op.name, t.value_index) for t in self.graph.get_collection(GC_COLLECTION_NAME) if isinstance(t, tf.Tensor)]
+        version = (self.graph.version, len(collections), stages, len(defaults), len(checkpoints))
         if self._whole is None or version != self._version:
             program = program_from_graph_def(_unplaced_functions(self.graph.as_graph_def())).replace(shape_of=self._shape_of)
             program = program.replace(
@@ -39,6 +41,7 @@ class GraphIndex:
                 apply_gradients=outer_tags(program, A.APPLY_GRADIENT),
                 collections=collections,
                 ragged=ragged_components(program),
+                checkpoints=checkpoints,
             )
             if stages > 1 or annotated is not None and any(t.is_split for t in annotated.taskgraphs):
                 program = with_defaults(program, defaults)

@@ -61,6 +61,11 @@ def make_plan(graph: Any) -> Plan:
         copies=copies,
         narrow=tuple(t.index for t in taskgraphs if t.virtual_device.num_devices(0) == 1) if lanes > 1 and stages > 1 else (),
         shares=_shares(config.cluster.split_shares, lanes),
+        offload=config.offload.level,
+        recompute=config.gradient_checkpoint.type,
+        recompute_last=config.gradient_checkpoint.end_taskgraph,
+        recompute_limit=config.gradient_checkpoint.memory_limit,
+        check_gradients=config.gradient_checkpoint.check_gradients and bool(config.gradient_checkpoint.type),
     )
 
 

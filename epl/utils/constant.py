@@ -12,6 +12,9 @@ GC_AUTO = "auto"
 GC_COLLECTION_NAME = "checkpoints"
 """The TensorFlow collection in which a script puts its checkpoint tensors."""
 
+GC_PREFIX = "EPL_GRADIENT_CHECKPOINTS"
+"""Operations that compute an activation again are named EPL_GRADIENT_CHECKPOINTS/<original>."""
+
 AUTO_STAGE_POLICY_BALANCE_OP_NUM = "balance_op_num"
 """Policy of the automatic stage cut: equal numbers of operations."""
 

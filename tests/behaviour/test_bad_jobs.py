@@ -96,7 +96,11 @@ def run_job(tmp_path, case, hide_horovod=False):
     return done.returncode, done.stdout, time.time() - start
 
 
-@pytest.mark.parametrize("case", list(CASES))
+SLOW = ("other_rate", "unused_weight", "other_devices", "other_micro_batches")
+"""Much like others."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES])
 def test_job_ends_with_a_reason(tmp_path, case):
     code, output, seconds = run_job(tmp_path, case)
     assert code != 0, output[-2000:]

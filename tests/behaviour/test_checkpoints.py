@@ -16,7 +16,7 @@ from tests.behaviour.models import steps_of
 from tests.equivalence.scripts import X, regression
 from tests.harness.context import variables
 from tests.harness.parametrize import cases, together
-from tests.harness.pool import request
+from tests.harness.pool import request, without_epl
 
 KINDS = ("partitioned", "reference", "sharded", "checkpoint")
 LAYOUTS = ("1x2", "1x1-m2", "1x2-m2run")
@@ -211,6 +211,7 @@ def export_from_accelerators(run):
     return run.folder
 
 
+@without_epl
 def load_everywhere(run, folder):
     """What plain sessions without soft placement compute from these files, for x = 2; and devices that are named there."""
     found, devices = {}, set()

@@ -43,7 +43,7 @@ def test_two_local_devices(example):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [pytest.param(e, marks=[pytest.mark.slow] if e == "digits" else []) for e in EXAMPLES])
 def test_two_ranks(example):
     output = run([sys.executable, "-m", "epl.cli.launch", "--num_workers", "2", script(example), "--steps", "24"])
     assert_equal_to_plain(output, 24, "2 rank(s) x 1 device(s)")
@@ -102,7 +102,7 @@ LAYOUTS = {
 """What the tutorials train, by command without the script: ranks, devices of a rank; of pipelines also replicas, devices of a replica,
 micro-batches."""
 FAST = {
-    "pipeline": ("epl-launch --num_workers 2", "python"),
+    "pipeline": ("epl-launch --num_workers 2",),
     "classification": ("epl-launch --num_workers 2",),
     "moe": ("python",),
 }

@@ -1,5 +1,6 @@
 """`epl-launch`: what the ranks get, what the user sees, and that nothing is left behind."""
 
+import functools
 import json
 import os
 import pathlib
@@ -225,7 +226,10 @@ def test_ctrl_c_and_sigterm_end_all(number, script, tmp_path):
     path = script("import time; print('up', flush=True); time.sleep(1000)")
     command = [sys.executable, "-m", "epl.utils.launcher", "--num_workers=2", "--gpu_per_worker=1", "--debug=True", path]
     variables = dict(os.environ, PYTHONPATH=str(ROOT))
-    launcher = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Where the tests run in the background, they are started with the signal ignored.
+    restore = functools.partial(signal.signal, number, signal.SIG_DFL)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(command, env=variables, preexec_fn=restore, **pipes)
     try:
         assert {launcher.stdout.readline() for _ in range(2)} == {"[0] up\n", "[1] up\n"}
         launcher.send_signal(number)

@@ -12,11 +12,13 @@ X = np.float32([[1], [2], [3], [6]])
 TARGET = np.float32([[0], [1], [0], [2]])
 
 
-def batch_norm(run, steps, policy="mean", sync=False):
+def batch_norm(run, steps, policy="mean", sync=False, recompute=""):
     """H4: the loss of each step, and all variables after it."""
-    with run.program({"communication.statistics_reduce": policy, "communication.sync_batch_norm": sync}):
+    options = {"communication.statistics_reduce": policy, "communication.sync_batch_norm": sync, "gradient_checkpoint.type": recompute}
+    with run.program(options):
         x, t = tf.placeholder(tf.float32, [None, 1]), tf.placeholder(tf.float32, [None, 1])
         out = tf.layers.batch_normalization(x, momentum=0.9, training=True, name="bn")
+        tf.add_to_collection("checkpoints", out)
         loss = tf.reduce_mean(tf.square(out - t))
         run.merge(loss)
         with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):

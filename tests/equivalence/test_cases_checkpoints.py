@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from tests.equivalence.scripts import X, maker, regression, umask_of
 from tests.harness.context import variables
 from tests.harness.parametrize import cases
-from tests.harness.pool import request
+from tests.harness.pool import request, without_epl
 
 NAMES = ["beta1_power", "beta2_power", "global_step", "w", "w/Adam", "w/Adam_1"]
 W3, LOSS4, W4 = 0.29961747, 54.690495, 0.39908516
@@ -91,6 +91,7 @@ def resume_all(run, earlier, partial=False):
             return {"restored": restored, "loss": value, "after": after, "path": again}
 
 
+@without_epl
 def inspect(run, earlier):
     """What plain TensorFlow finds in a checkpoint and in its graph."""
     found = {"names": [name for name, _ in tf.train.list_variables(earlier["path"])]}
@@ -113,6 +114,7 @@ def load_export(run, folder):
         return float(session.run(signature.outputs["y"].name, {signature.inputs["x"].name: np.float32([2])})[0])
 
 
+@without_epl
 def load_frozen(run, earlier):
     """Plain TensorFlow computes w * 2 with a frozen graph."""
     graph_def = tf.GraphDef()

@@ -41,11 +41,11 @@ def finish(run, loss, feeds, how="adam", clip=0.0):
         return dict(variables(session), losses=losses)
 
 
-def judge(outcome):
+def judge(outcome, atol=1e-6):
     for rank in outcome.ranks:
         assert sorted(rank) == sorted(outcome.plain)
         for name, wanted in outcome.plain.items():
-            np.testing.assert_allclose(rank[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(rank[name], wanted, rtol=1e-5, atol=atol, err_msg=name)
 
 
 def classes_of(run, classes):
@@ -79,12 +79,6 @@ def test_classifier_in_more_layouts(outcome):
 
 @cases(classifier, "1x3-p3", "2x1-p2", classes=103, how="momentum", clip=0.3, compare=True)
 def test_classifier_with_uneven_classes_and_clipped_gradients(outcome):
-    judge(outcome)
-
-
-@pytest.mark.slow
-@cases(classifier, "2x1-p2", "1x3-p3", classes=100001, how="momentum", compare=True)
-def test_classifier_with_very_many_classes(outcome):
     judge(outcome)
 
 
@@ -125,12 +119,6 @@ def test_transformer_block(outcome):
 @pytest.mark.slow
 @cases(block, "1x2-p2", "1x4-p4", "4x1-p4", "4x1-p2-m2", compare=True)
 def test_transformer_block_in_more_layouts(outcome):
-    judge(outcome)
-
-
-@pytest.mark.slow
-@cases(block, "2x1-p2", how="momentum", compare=True)
-def test_transformer_block_with_momentum(outcome):
     judge(outcome)
 
 

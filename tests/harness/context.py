@@ -1,6 +1,7 @@
 """How a case runs in this process: plainly, or as one rank of a layout under EPL."""
 
 import contextlib
+import json
 import os
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
@@ -51,6 +52,7 @@ class Run:
     ) -> Iterator[tf.Graph]:
         """A fresh graph, under EPL with a fresh configuration.
 
+        config: options of the case, after those that the variable TESTS_CONFIG has as JSON for all cases.
         annotate: "default" sets a default strategy, "scope" leaves it to `scope()`, "none" annotates nothing.
         With several stages it is always left to `scope()` or `stage()`.
         """
@@ -78,6 +80,7 @@ class Run:
             "pipeline.stages_per_device": self.layout.chunks,
             "cluster.colocate_split_and_replicate": self.layout.lanes > 1 and self.layout.stages == 1 and not self.layout.together,
         }
+        values.update(json.loads(os.environ.get("TESTS_CONFIG", "{}")))
         values.update(config)
         epl.init(epl.Config(values))
         if self._annotate == "default":

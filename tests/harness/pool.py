@@ -5,6 +5,7 @@ one process; the jobs of a group are started when the first of its results is as
 never imports EPL. A job that a case brought down is started anew without that case.
 """
 
+import collections
 import concurrent.futures
 import importlib.util
 import itertools
@@ -34,6 +35,7 @@ class Request(NamedTuple):
 
     compare:  also run it plainly
     isolated: run it in a job of its own, because it breaks the ranks on purpose
+    apart:    run it only beside others that are marked so: no case that imports EPL is in its process
     inputs:   other cases (sorted items) that run before; the result of their rank 0 becomes a keyword argument
     """
 
@@ -44,6 +46,7 @@ class Request(NamedTuple):
     isolated: bool = False
     timeout: int = 90
     plain: bool = False
+    apart: bool = False
     inputs: Tuple[Tuple[str, "Request"], ...] = ()
 
     @property
@@ -51,7 +54,8 @@ class Request(NamedTuple):
         """Cases of a group share a job; it needs no results of its own group."""
         if self.isolated:
             return self.id
-        return ("plain" if self.plain else "%d ranks" % self.layout.ranks) + (", round %d" % self.round if self.round else "")
+        kind = "apart" if self.apart else "plain" if self.plain else "%d ranks" % self.layout.ranks
+        return kind + (", round %d" % self.round if self.round else "")
 
     @property
     def round(self) -> int:
@@ -72,6 +76,12 @@ class Request(NamedTuple):
         return self._replace(plain=True, layout=Layout(m=self.layout.batches, accumulate_in_run=True), compare=False, isolated=False)
 
 
+def without_epl(function: Callable) -> Callable:
+    """Mark a function whose plain cases need a process that has never imported EPL."""
+    function.apart = True  # type: ignore[attr-defined]
+    return function
+
+
 def request(function: Callable, layout: Any, inputs: Optional[Dict[str, Request]] = None, **options: Any) -> Request:
     """A request for a function of a module that can be imported by name.
 
@@ -79,7 +89,8 @@ def request(function: Callable, layout: Any, inputs: Optional[Dict[str, Request]
     """
     layout = Layout.parse(layout) if isinstance(layout, str) else layout
     name = "%s:%s" % (function.__module__, function.__name__)
-    fields = {key: options.pop(key) for key in ("compare", "isolated", "timeout", "plain") if key in options}
+    fields: Dict[str, Any] = {"apart": getattr(function, "apart", False)}
+    fields.update((key, options.pop(key)) for key in ("compare", "isolated", "timeout", "plain") if key in options)
     return Request(name, layout, tuple(sorted(options.items())), inputs=tuple(sorted((inputs or {}).items())), **fields)
 
 
@@ -119,6 +130,8 @@ class Pool:
         self._jobs = itertools.count(1)
         self._logging = threading.Lock()
         self.problems: List[str] = []
+        self.seconds: Dict[Tuple[str, str], float] = collections.Counter()
+        """(Function, group) -> seconds that its cases took, those of their slowest rank."""
         for one in requests:
             self.add(one)
 
@@ -242,6 +255,7 @@ class Pool:
                 left.append(case)
                 continue
             self._results[case.id] = found
+            self.seconds[case.function, case.group] += max(report.get("seconds", 0.0) for report in found if report)
         if len(left) < len(cases):
             return left
         for case in cases:

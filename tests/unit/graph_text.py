@@ -7,6 +7,7 @@ One node a line, in the form in which `EPL_DUMP_PASSES` prints it:
     fetches: y:0
     targets: train
     feeds: x (divide)
+    checkpoints: y:0
 
 Types and lengths that follow from the inputs are left out; a dtype that does not follow
 is float. `# raw=1/w` tags output 0 as the raw gradient of w by gradient call 1,
@@ -28,7 +29,7 @@ from epl.ir.program import SAME, Feed, Program, node_from_def, parse_ref, progra
 from epl.ir.tags import GradientTag, outer_tags
 
 _NODE = re.compile(r"(?:(?P<name>[^\s=#]+) = )?(?P<op>\w+)\((?P<inputs>[^)]*)\)(?: \{(?P<attrs>.*)\})?(?: @(?P<device>\S+))?(?:\s+# (?P<marks>.*))?$")
-_LISTS = re.compile(r"(fetches|targets|feeds):(.*)$")
+_LISTS = re.compile(r"(fetches|targets|feeds|checkpoints):(.*)$")
 _TAGS = {"raw": A.RAW_GRADIENT, "apply": A.APPLY_GRADIENT}
 _INTS = {"backward": A.BACKWARD, "seed": A.SEED, "taskgraph": A.TASKGRAPH}
 
@@ -36,7 +37,7 @@ _INTS = {"backward": A.BACKWARD, "seed": A.SEED, "taskgraph": A.TASKGRAPH}
 def parse(text):
     """The program that a text describes, as the graph index would make it from the user's graph."""
     graph = graph_pb2.GraphDef(versions=versions_pb2.VersionDef(producer=tf.version.GRAPH_DEF_VERSION))
-    made, lists, collections = {}, {"fetches": [], "targets": [], "feeds": []}, {}
+    made, lists, collections = {}, {"fetches": [], "targets": [], "feeds": [], "checkpoints": []}, {}
     for line in textwrap.dedent(text).splitlines():
         line = line.strip()
         listed = _LISTS.match(line)
@@ -49,7 +50,7 @@ def parse(text):
         name, _, mode = item.partition(" ")
         feeds.append(Feed(parse_ref(name), parse_ref(name)[0], mode.strip("()") or SAME))
     program = program_from_graph_def(graph, lists["fetches"], lists["targets"]).replace(feeds=feeds, collections=collections)
-    program = program.replace(shape_of=Shapes(graph))
+    program = program.replace(shape_of=Shapes(graph), checkpoints=[parse_ref(name) for name in lists["checkpoints"]])
     return program.replace(
         raw_gradients=outer_tags(program),
         apply_gradients=outer_tags(program, A.APPLY_GRADIENT),

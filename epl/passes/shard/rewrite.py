@@ -12,12 +12,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from epl.errors import ProgramError
 from epl.ir import op_table
+from epl.ir.build import DT_INT32
 from epl.ir.program import APPLY, LOOP_BACK, Node, Program, Ref, Shape
 from epl.passes.base import Pass
 from epl.passes.instances import tensor_label
 from epl.passes.shard.build import LANE_SHAPES, RESHARD, WHOLE_SHAPE, LaneBuilder, reshard
 from epl.passes.shard.lower import lower
 from epl.planner.plan import Task
+from epl.planner.sharding.constants import FOLDED
 from epl.planner.sharding.graph import OWN_PREFIX, Sharding, plan_sharding, sum_name
 from epl.planner.sharding.spec import F, Group, R, Spec
 from epl.planner.sharding.strategy import BATCH, INVARIANT, SAME, L, Lane
@@ -154,7 +156,7 @@ class _Rewriter:
     def _add(self, node: Node) -> None:
         way, item = self._sharding.strategies[node.name], self._sharding.items[node.name]
         inputs = [self._in_form(node, ref, key, form) for ref, key, form in zip(node.inputs, item.inputs, way.inputs)]
-        node = node.replace(inputs=inputs)
+        node = node.replace(inputs=[self._folded(node, position, ref) for position, ref in enumerate(inputs)])
         self._nodes[node.name] = node
         if item.is_variable and way.outputs[0].is_sharded:
             shape = [d or 0 for d in item.op.outputs[0].shape or ()]
@@ -165,6 +167,14 @@ class _Rewriter:
             for index, ref in enumerate(lower(build, node, item, way)):
                 if ref != (node.name, index):
                     self._made[node.name, index] = ref
+
+    def _folded(self, node: Node, position: int, ref: Ref) -> Ref:
+        """Axes of a sum as the planner has seen them: those of a lane with one sample would be others."""
+        if ref[0] not in self._program.nodes or self._program.nodes[ref[0]].op != FOLDED:
+            return ref
+        axes = self._sharding.items[node.name].op.constants.get(position)
+        build = LaneBuilder(self._program, self._nodes, self._batch, self._group, node)
+        return ref if axes is None else build.const(build.named("axes_%d" % position), axes, DT_INT32)
 
     def _lane_shapes(self, shape: List[int], form: Spec) -> List[List[int]]:
         return [shape[: form.dim] + [length] + shape[form.dim + 1 :] for length in self._group.lengths(shape[form.dim], form.unit)]

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.errors import ProgramError
@@ -12,6 +11,7 @@ from epl.ir.program import APPLY, FORWARD, LOOP_BACK, Node, Program, Ref
 from epl.planner.op_costs import TensorSpec, op_flops, plain_attrs
 from epl.planner.plan import Plan
 from epl.planner.sharding import rules as _rules
+from epl.planner.sharding.constants import FOLDED, Constants
 from epl.planner.sharding.op import Op, Sayings, Tensor, sayings
 from epl.planner.sharding.prescribed import ASSIGNS, prescribed
 from epl.planner.sharding.reuse import as_before
@@ -129,12 +129,14 @@ class Items:
         self._held = held
         self._unknown = machine.unknown
         self._lanes: Dict[Ref, Lane] = {}
+        self._constants = Constants(program, self._lanes)
         self._assigned: Dict[Ref, Tensor] = {}
         self._loose: Dict[Ref, Tensor] = {}
         self._fed = {f.node for f in program.feeds if f.is_batch}
         self._apart = self._apart_frames()
         self._own_state = self._written_by_lanes()
         self._assigned = self._assigned_shapes()
+        self._prepared = self._preparing()
         self.items: List[Item] = []
         for node in program.topological():
             self._add(node)
@@ -153,6 +155,13 @@ class Items:
                         break
                     ref = self._program.nodes[ref[0]].inputs[0]
         return found
+
+    def _preparing(self) -> FrozenSet[str]:
+        """What computes the initial or restored values of variables that may be divided, wherever it is."""
+        if self._parallel:
+            return frozenset()
+        nodes = [n for n in self._program.nodes.values() if n.op in ASSIGNS and self._of_divided(n)]
+        return frozenset(self._program.ancestors([n.inputs[1][0] for n in nodes]))
 
     def _written_by_lanes(self) -> FrozenSet[str]:
         """Variables that each lane changes from its own batches, moving statistics for instance: lanes differ until the step is over."""
@@ -225,11 +234,16 @@ class Items:
             analysis = Analysis(Sayings(), tuple(_in_loop(t) if frame in self._apart else SAME for t in op.outputs), None)
         if node.name in self._own_state:
             analysis = analysis._replace(lanes=(OWN,))
+        if node.op == FOLDED and self._constants.of((node.name, 0)) is not None:
+            analysis = analysis._replace(lanes=(SAME, SAME))
+        if node.op in op_table.RANDOM and node.name not in self._prepared:
+            # A step draws other numbers than the step before.
+            analysis = analysis._replace(said=Sayings())
         for index, lane in enumerate(analysis.lanes):
             self._lanes[node.name, index] = lane
         flops = op_flops(node.op, op.attrs, self._known(op.inputs, lanes), self._known(op.outputs, analysis.lanes)) or 0
         work = flops + sum(size_of(t, lane, self._unknown) for t, lane in zip(op.outputs, analysis.lanes)) / 4
-        item = Item(node.name, op, inputs, analysis, lanes, self._is_free(node), work)
+        item = Item(node.name, op, inputs, analysis, lanes, self._is_free(node), work, prepares=node.name in self._prepared)
         way = prescribed(self._program, node, op, self._held)
         if self._is_narrow(node):
             # The handle of an iterator is everywhere, and can't be sent.
@@ -277,7 +291,7 @@ class Items:
             return True
         # Where all is split, what belongs to no taskgraph may be, too; and what is restored is passed on to variables.
         unclaimed = node.taskgraph is None and (self._copies or not self._parallel and node.op == "Identity")
-        return unclaimed or self._of_divided(node)
+        return unclaimed or node.name in self._prepared or self._of_divided(node)
 
     def _of_divided(self, node: Node) -> bool:
         """Wherever it is done, what initialises, reads or saves a variable takes it as it is held."""
@@ -352,7 +366,7 @@ class Items:
         inputs = tuple(self._tensor(ref) for ref in node.inputs)
         types = op_table.output_types(node, self._program)
         outputs = tuple(self._tensor((node.name, i)) for i in range(len(types)))
-        constants = {i: value for i, ref in enumerate(node.inputs) for value in [constant_of(self._program, ref)] if value is not None}
+        constants = {i: value for i, ref in enumerate(node.inputs) for value in [self._constants.of(ref)] if value is not None}
         attrs: Mapping[str, Any] = dict(plain_attrs(dict(node.proto.attr) if node.proto is not None else {}), **plain_attrs(node.attrs))
         op = Op(node.op, inputs, outputs, attrs, constants)
         return self._loosened(node, op) if node.phase == APPLY else op
@@ -393,24 +407,23 @@ class Items:
             return Tensor(tuple(d.size if d.size >= 0 else None for d in shape.shape.dim), kind)
         if ref in self._assigned:
             return Tensor(self._assigned[ref].shape, dtype.name)
-        return Tensor(self._program.shape_of(ref), dtype.name)
+        shape = self._program.shape_of(ref)
+        return Tensor(shape if node.op != "Sum" or None not in (shape or (None,)) else self._summed_shape(node) or shape, dtype.name)
+
+    def _summed_shape(self, node: Node) -> Optional[Tuple[Optional[int], ...]]:
+        """Of a sum over axes that follow from shapes: the graph does not know which these are."""
+        axes, whole, keep = self._constants.of(node.inputs[1]), self._tensor(node.inputs[0]).shape, node.attr("keep_dims")
+        if axes is None or whole is None:
+            return None
+        gone = {int(axis) % max(1, len(whole)) for axis in axes.ravel()}
+        if keep is not None and keep.b:
+            return tuple(1 if dim in gone else length for dim, length in enumerate(whole))
+        return tuple(length for dim, length in enumerate(whole) if dim not in gone)
 
 
 def _without_lengths(tensor: Tensor, dims: Iterable[Optional[int]]) -> Tensor:
     gone = set(dims)
     return tensor._replace(shape=None if tensor.shape is None else tuple(None if d in gone else n for d, n in enumerate(tensor.shape)))
-
-
-def constant_of(program: Program, ref: Ref) -> Optional[Any]:
-    """The value of a tensor that is a constant, or follows from one, or None."""
-    node = program.nodes[ref[0]]
-    while node.op == "Identity":
-        node = program.nodes[node.inputs[0][0]]
-    if node.op == "InvertPermutation":  # of a transposition's gradient
-        forward = constant_of(program, node.inputs[0])
-        return None if forward is None else np.argsort(forward).astype(forward.dtype)
-    value = node.attr("value") if node.op == "Const" else None
-    return None if value is None else tf.make_ndarray(value.tensor)
 
 
 def _in_loop(tensor: Tensor) -> Lane:

@@ -10,13 +10,14 @@ counted once for each form of a tensor instead of once for each edge.
 """
 
 import dataclasses
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from epl.errors import ProgramError
 from epl.ir.program import Ref
 from epl.planner.sharding.improve import Block, Problem, improve
+from epl.planner.sharding.integer import rounded
 from epl.planner.sharding.op import Op, Tensor
 from epl.planner.sharding.rules.shapes import blocks
 from epl.planner.sharding.spec import F, Group, R, Spec
@@ -25,7 +26,6 @@ from epl.planner.sharding.strategy import BATCH, SAME, Analysis, Lane, Strategy,
 _BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _COMMUTES = frozenset(("AddN", "Pack", "ConcatV2", "NoOp"))
 _ROUNDS = 6
-_NODES = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Machine:
         for times, tensor, lane in zip(way.moved, item.op.outputs, item.analysis.lanes):
             if times:
                 seconds += self.sends(times * size_of(tensor, lane, self.unknown) * (group.size if lane.kind == BATCH else 1))
-        if item.is_variable:
-            held = size_of(item.op.outputs[0], SAME, self.unknown)
-            seconds += held * self.memory * (group.largest if way.outputs[0].is_sharded else 1.0)
+        kept = 1 if item.is_variable else len(way.outputs) if item.prepares else 0
+        for tensor, form in zip(item.op.outputs[:kept], way.outputs):
+            seconds += size_of(tensor, SAME, self.unknown) * self.memory * (group.largest if form.is_sharded else 1.0)
         return seconds
 
     def sends(self, count: float) -> float:
@@ -74,6 +74,7 @@ class Item(NamedTuple):
       ways: all strategies, when they are not those of the op.
       fixed: the form of its first output, if that was decided before.
       divide: it is to be divided if there is any way, whatever it costs.
+      prepares: it makes what becomes a variable's value, as large as that.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Item(NamedTuple):
     ways: Tuple[Strategy, ...] = ()
     fixed: Optional[Spec] = None
     divide: bool = False
+    prepares: bool = False
 
 
 class Move(NamedTuple):
@@ -205,9 +207,12 @@ class _Search:
         binaries = len(self._costs)
         self._tensor_rows()
         costs = self._scaled(binaries)
-        values = self._solved(costs)
         choices = [range(one.first, one.first + len(one.ways)) for one in self._classes]
-        values = improve(Problem(costs, self._rows, self._limits, choices, self._blocks), values)
+        problem = Problem(costs, self._rows, self._limits, choices, self._blocks)
+        found_values = rounded(problem, [one.item.is_variable for one in self._classes])
+        if found_values is None:
+            raise _Impossible("No way was found to divide the taskgraph among %d devices" % self._group.size)
+        values = improve(problem, found_values)
         chosen = {c: max(range(len(c.ways)), key=lambda s: values[c.first + s]) for c in self._classes}  # noqa: B023
         found = {item.name: self._of[item.name].ways[chosen[self._of[item.name]]][0] for item in self._items}
         return self._choice(found)
@@ -329,76 +334,6 @@ class _Search:
         costs = np.array(self._costs) / self._machine.latency
         costs[:binaries] += 1e-4 * np.concatenate([np.arange(len(one.ways)) for one in self._classes])
         return costs
-
-    def _solved(self, costs: np.ndarray) -> np.ndarray:
-        """Linear programs, between which the strategies are fixed that came out most clearly.
-
-        Few rounds are needed; an exact search takes minutes for one layer of a transformer. What
-        rounding gives away is found again around each tensor (`epl.planner.sharding.improve`).
-        """
-        lower, upper = np.zeros(len(self._costs)), np.ones(len(self._costs))
-        constraints = self._constraints()
-        open_classes = [one for one in self._classes if len(one.ways) > 1]
-        share = 1.0
-        # Exactly for the variables, which are few and decide the most.
-        whole = np.zeros(len(costs))
-        for one in open_classes:
-            if one.item.is_variable:
-                whole[one.first : one.first + len(one.ways)] = 1
-        values = self._relaxed(costs, lower, upper, constraints, whole)
-        while values is not None:
-            clear: List[Tuple[float, _Class, int]] = []
-            unclear: List[Tuple[float, _Class, int]] = []
-            for one in open_classes:
-                best = int(np.argmax(values[one.first : one.first + len(one.ways)]))
-                (clear if values[one.first + best] > 1 - 1e-6 else unclear).append((float(values[one.first + best]), one, best))
-            if not unclear:
-                return values
-            # Variables first: what they are held as decides the most.
-            unclear.sort(key=lambda entry: (not entry[1].item.is_variable, -entry[0], entry[1].first))
-            variables = sum(entry[1].item.is_variable for entry in unclear)
-            count = max(1, int(share * (variables or len(unclear)) / 3))
-            fixed_lower, fixed_upper = lower.copy(), upper.copy()
-            for _, one, best in clear + unclear[:count]:
-                fixed_lower[one.first + best] = 1.0
-                fixed_upper[[v for v in range(one.first, one.first + len(one.ways)) if v != one.first + best]] = 0.0
-            found = self._relaxed(costs, fixed_lower, fixed_upper, constraints)
-            if found is not None:
-                lower, upper, values, share = fixed_lower, fixed_upper, found, 1.0
-            elif count > 1:
-                share /= 4
-            else:
-                # What comes out best can't be had together with the rest.
-                _, one, best = unclear[0]
-                upper[one.first + best] = 0.0
-                values = self._relaxed(costs, lower, upper, constraints)
-        raise _Impossible("No way was found to divide the taskgraph among %d devices" % self._group.size)
-
-    def _constraints(self) -> List[Any]:
-        from scipy import optimize, sparse
-
-        count = len(self._costs)
-        rows = [number for number, one in enumerate(self._classes) for _ in one.ways]
-        columns = [v for one in self._classes for v in range(one.first, one.first + len(one.ways))]
-        one_each = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), (len(self._classes), count))
-        constraints = [optimize.LinearConstraint(one_each, 1.0, 1.0)]
-        if self._rows:
-            rows = [i for i, row in enumerate(self._rows) for _ in row]
-            columns = [v for row in self._rows for v in row]
-            factors = [f for row in self._rows for f in row.values()]
-            matrix = sparse.csr_matrix((factors, (rows, columns)), (len(self._rows), count))
-            constraints.append(optimize.LinearConstraint(matrix, -np.inf, np.array(self._limits)))
-        return constraints
-
-    @staticmethod
-    def _relaxed(
-        costs: np.ndarray, lower: np.ndarray, upper: np.ndarray, constraints: List[Any], whole: Optional[np.ndarray] = None
-    ) -> Optional[np.ndarray]:
-        from scipy import optimize
-
-        # A limit in nodes, not in time: every rank must find the same.
-        options = {"mip_rel_gap": 0.01, "node_limit": _NODES}
-        return optimize.milp(costs, integrality=whole, bounds=optimize.Bounds(lower, upper), constraints=constraints, options=options).x
 
     def _choice(self, found: Dict[str, Strategy]) -> Choice:
         """Which form is made of which: of what is there, the one that needs the fewest bytes."""

@@ -141,7 +141,7 @@ def strategies(op: Op, lanes: Sequence[Lane], analysis: Analysis, group: Group, 
       units: length of a dimension -> the units in which it may be divided beside 1.
     """
     k = group.size
-    invariant = all(lane.kind == INVARIANT for lane in lanes)
+    invariant = all(lane.kind == INVARIANT for lane in tuple(lanes) + analysis.lanes)
     base = alone(lanes, analysis.lanes)
     found: Dict[Strategy, None] = {base: None}
     if k == 1 or not all(t.can_be_parted for t in op.inputs + op.outputs):

@@ -8,8 +8,9 @@ from typing import Any, Callable, Optional
 import tensorflow.compat.v1 as tf
 
 from epl import compat
-from epl.cluster.default_device import default_device
+from epl.cluster.default_device import default_device, host_device
 from epl.env import Env
+from epl.ir import op_table
 from epl.runtime import chief
 from epl.runtime.adapters import Patches
 from epl.runtime.adapters.sessions import rank_session
@@ -101,6 +102,8 @@ def without_default_device(graph_def: tf.GraphDef) -> tf.GraphDef:
     if name is None:
         return graph_def
     default = tf.DeviceSpec.from_string(name)
+    env = Env.get()
+    host = host_device(env.cluster) if env.config.offload.level else None
     known = {}
 
     def plain(device: str) -> str:
@@ -116,7 +119,9 @@ def without_default_device(graph_def: tf.GraphDef) -> tf.GraphDef:
 
     for nodes in [graph_def.node] + [f.node_def for f in graph_def.library.function]:
         for node in nodes:
-            if node.device:
+            if node.device == host and node.op in op_table.VARIABLES:
+                node.device = ""
+            elif node.device:
                 node.device = plain(node.device)
     return graph_def
 

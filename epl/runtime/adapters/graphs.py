@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.cluster.default_device import push_default_device
 from epl.env import Env
+from epl.ir import op_table
 from epl.runtime.adapters import Patches
 
 
@@ -20,6 +21,6 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
         env = Env.get()
         if env.initialized and env.cluster is not None and type(self) is tf.Graph and not env.building_store:
-            push_default_device(self, env.cluster)
+            push_default_device(self, env.cluster, op_table.VARIABLES if env.config.offload.level else ())
 
     return init

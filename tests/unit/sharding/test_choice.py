@@ -48,13 +48,14 @@ def attention():
     return tf.reduce_mean(tf.square(dense(joined, 1024, "o")))
 
 
-def chosen(model):
+def chosen(model, known=None):
+    """known: forms of variables that are given."""
     with user_graph() as index:
         with tf.get_default_graph()._attr_scope({A.TASKGRAPH: A.of_int(0)}):
             loss = model()
         tf.train.AdamOptimizer(0.1).minimize(loss, name="train")
         whole = index()
-    return training_sharding(whole, Plan(devices_per_rank=K, lanes=K, split=(0,)))
+    return training_sharding(whole, Plan(devices_per_rank=K, lanes=K, split=(0,)), known)
 
 
 def largest_moves(sharding, count=1):
@@ -95,6 +96,42 @@ def test_attention_by_heads():
     assert len(products) == 6 and all(way.outputs[0] == S(1) for way in products), "the dimension of the heads, forward and backward"
     activations = 4 * 2 * 16 * 1024
     assert sharding.bytes == 3 * (K - 1) * activations, "the samples there, a sum back, its gradient there"
+
+
+USUAL = {"up": S(1), "down": S(0), "table": S(0), "head": S(1), "q": S(1), "k": S(1), "v": S(1), "o": S(0)}
+"""How others divide these variables."""
+
+
+@pytest.mark.parametrize("model", [column_then_row, classifier, tied_embedding, attention])
+def test_nothing_usual_is_cheaper(model):
+    assert chosen(model).seconds <= 1.01 * chosen(model, USUAL).seconds
+
+
+@pytest.mark.parametrize("classes, samples", [(60000, None), (20000, 8), (300000, 512)])
+def test_a_large_head_stays_where_it_is(classes, samples):
+    """Neither it nor its gradient travels, also where the head is the only layer and the batch is not known."""
+
+    def model():
+        x, y = tf.placeholder(tf.float32, [samples, 8], "x"), tf.placeholder(tf.int64, [samples], "y")
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=dense(x, classes, "head")))
+
+    sharding = chosen(model)
+    assert sharding.held()["head"] == S(1) and largest_moves(sharding)[0][0] < 8 * classes
+
+
+def test_products_of_batches_of_unknown_length():
+    """Their gradients are summed over axes that depend on shapes, but both have the same samples."""
+
+    def gated():
+        x = tf.placeholder(tf.float32, [None, 512], "x")
+        return tf.reduce_mean(tf.square(dense(tf.nn.relu(dense(x, 4096, "up")) * dense(x, 4096, "gate"), 512, "down") + x))
+
+    sharding = chosen(gated)
+    held = sharding.held()
+    assert [held[name] for name in ("up", "gate", "down")] == [S(1), S(1), S(0)]
+    products = [way for name, way in sharding.strategies.items() if sharding.items[name].op.type == "MatMul"]
+    assert len(products) == 9 and all(S(1) in way.inputs + way.outputs for way in products), "forward and backward"
+    assert sharding.bytes == 3 * (K - 1) * 4 * 64 * 512, "the samples there, a sum back, its gradient there"
 
 
 def test_what_was_decided_stays():

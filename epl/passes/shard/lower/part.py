@@ -5,6 +5,7 @@ from typing import Callable, Dict, List, Sequence, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.ir import attrs as A
 from epl.ir.program import Node, Ref
 from epl.passes.shard.build import LaneBuilder
 from epl.planner.sharding.op import Tensor
@@ -37,6 +38,13 @@ class Part:
         build = self.build
         build.nodes[self.node.name] = build.nodes[self.node.name].replace(inputs=list(inputs), attrs=dict(self.node.attrs, **attrs))
         return [(self.node.name, i) for i in range(len(self.op.outputs))]
+
+    def unfolded(self, lengths: Ref, dtype: int) -> Ref:
+        """The shape of an initial value, as if it might be fed: TensorFlow would make a constant of the value and keep it beside the variable."""
+        if not self.item.prepares:
+            return lengths
+        name, shape = self.build.named("unfolded"), A.of_shape([len(self.op.outputs[0].shape or ())])
+        return self.build.op("PlaceholderWithDefault", name, [lengths], dtype=A.of_type(dtype), shape=shape)
 
     def reduced(self, what: str, value: Ref, how: str, tensor: Tensor, lane: Lane) -> Ref:
         """Terms of all lanes combined, on every lane."""

@@ -69,6 +69,13 @@ def _reshape(part: Part) -> List[Ref]:
     return part.replace([value, _lengths(part, part.op.outputs[0], part.way.outputs[0], part.out_lanes[0], given, itype)])
 
 
+@lowering("fill")
+def _fill(part: Part) -> List[Ref]:
+    given, value = part.node.inputs
+    lengths = _lengths(part, part.op.outputs[0], part.way.outputs[0], part.out_lanes[0], given, part.in_dtype(0))
+    return part.replace([part.unfolded(lengths, part.in_dtype(0)), value])
+
+
 @lowering("input_sizes")
 def _input_sizes(part: Part) -> List[Ref]:
     given, kernel, gradient = part.node.inputs

@@ -263,3 +263,11 @@ def broadcast_to(op: Op) -> Iterable[Saying]:
         whole = own < 0 or op.inputs[0].dim(own) == 1
         if whole or op.inputs[0].dim(own) == op.outputs[0].dim(dim):
             yield Axis((None if whole else own, None), (dim,), how="broadcast_to", shapes=(1,))
+
+
+@rule("Fill")
+def fill(op: Op) -> Iterable[Saying]:
+    """A shape, and the value of all elements."""
+    for dim in range(op.outputs[0].rank):
+        if op.outputs[0].dim(dim) is not None:
+            yield Axis((None, None), (dim,), how="fill", shapes=(0,))
