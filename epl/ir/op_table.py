@@ -1,7 +1,7 @@
 """What EPL knows about TensorFlow's op types: state, randomness, data sources, dtypes."""
 
 import functools
-from typing import Any, Container, Dict, List, Optional, Set, Tuple
+from typing import Any, Container, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
@@ -292,12 +292,38 @@ def output_types(node: Node, program: Optional[Program] = None) -> List[int]:
     """The dtypes (DataType numbers, never reference types) of a node's outputs."""
     if node.op.startswith(PSEUDO):
         return node.info.get("types") or [node.info["dtype"]] * max(1, len(node.inputs))
-    definition = _signature(node, program)
-    default = {a.name: a.default_value for a in definition.attr}
+    try:
+        arguments, default = _known_outputs(node.op)
+    except KeyError:
+        arguments, default = _arguments(_signature(node, program))
     types: List[int] = []
-    for arg in definition.output_arg:
+    for arg in arguments:
         types.extend(_expand(arg, node, default))
     return types
+
+
+class _Argument(NamedTuple):
+    """What an OpDef says about the dtypes of an output; protos are slow to read."""
+
+    type: int
+    type_attr: str
+    number_attr: str
+    type_list_attr: str
+
+
+def _arguments(definition: Any) -> Tuple[List[_Argument], Dict[str, Any]]:
+    """(Outputs, defaults of attributes)."""
+    found = [_Argument(arg.type, arg.type_attr, arg.number_attr, arg.type_list_attr) for arg in definition.output_arg]
+    return found, {a.name: a.default_value for a in definition.attr}
+
+
+@functools.lru_cache(maxsize=None)
+def _known_outputs(op: str) -> Tuple[List[_Argument], Dict[str, Any]]:
+    """Those of a registered op type. Raises KeyError for others: they may be functions, or be loaded later."""
+    definition = compat.op_def(op)
+    if definition is None:
+        raise KeyError(op)
+    return _arguments(definition)
 
 
 def dtype_of(program: Program, name: str, index: int) -> int:

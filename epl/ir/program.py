@@ -158,6 +158,7 @@ class Program:
       groups: the groups of processes that talk among themselves, the same list on all ranks.
       checkpoints: tensors that recomputation is to keep, of the collection `checkpoints`.
       held: variable -> the form in which the devices of a group hold it; those that are not in it are whole on each.
+      sharding: how they compute the training step of the whole graph (`epl.planner.sharding.graph.Sharding`), else None.
     """
 
     def __init__(
@@ -178,6 +179,7 @@ class Program:
         assignment: Optional[Mapping[str, Any]] = None,
         groups: Sequence[Tuple[int, ...]] = (),
         held: Optional[Mapping[str, Any]] = None,
+        sharding: Any = None,
         checkpoints: Sequence[Ref] = (),
     ):
         self.nodes = nodes
@@ -196,6 +198,7 @@ class Program:
         self.assignment = assignment
         self.groups = tuple(groups)
         self.held = held
+        self.sharding = sharding
         self.checkpoints = tuple(checkpoints)
         self._functions: Optional[Dict[str, function_pb2.FunctionDef]] = None
         self._consumers: Optional[Dict[str, List[Tuple[str, int]]]] = None
@@ -305,7 +308,7 @@ class Program:
 
 _FIELDS = (
     "nodes", "fetches", "targets", "feeds", "library", "versions", "facts", "raw_gradients", "apply_gradients", "collections", "shape_of",
-    "ragged", "agreement", "assignment", "groups", "held", "checkpoints",
+    "ragged", "agreement", "assignment", "groups", "held", "checkpoints", "sharding",
 )
 
 LOOP_BACK = ("NextIteration", "RefNextIteration")

@@ -16,14 +16,15 @@ from epl.planner.sharding.spec import R, Spec
 
 
 def with_held(whole: Program, plan: Plan, known: Optional[Mapping[str, Spec]] = None) -> Program:
-    """Give the whole graph its `held`.
+    """Give the whole graph its `held` and `sharding`.
 
     Args:
       known: what was decided for a smaller graph.
     """
     held: Dict[str, Spec] = dict(known or {})
-    held.update(training_sharding(whole, plan, known).held())
-    return whole.replace(held={name: form for name, form in held.items() if form != R})
+    sharding = training_sharding(whole, plan, known)
+    held.update(sharding.held())
+    return whole.replace(held={name: form for name, form in held.items() if form != R}, sharding=sharding)
 
 
 def training_sharding(whole: Program, plan: Plan, known: Optional[Mapping[str, Spec]] = None) -> Sharding:

@@ -35,7 +35,7 @@ class Shard(Pass):
             return program
         _refuse_hidden_batches(program, task)
         group = task.plan.group
-        sharding = plan_sharding(program, task.plan, task.parallel, program.held or {})
+        sharding = plan_sharding(program, task.plan, task.parallel, program.held or {}, known=program.sharding)
         return _Rewriter(program, task, group, sharding).run()
 
 

@@ -14,6 +14,7 @@ from epl.planner.sharding import rules as _rules
 from epl.planner.sharding.constants import FOLDED, Constants
 from epl.planner.sharding.op import Op, Sayings, Tensor, sayings
 from epl.planner.sharding.prescribed import ASSIGNS, prescribed
+from epl.planner.sharding.reuse import as_before
 from epl.planner.sharding.solve import Item, Machine, size_of, solve
 from epl.planner.sharding.spec import F, Group, R, S, Spec
 from epl.planner.sharding.strategy import BATCH, INVARIANT, OWN, SAME, Analysis, L, Lane, Strategy, analyse, moved_bytes
@@ -24,6 +25,8 @@ OWN_PREFIX = "epl_own/"
 """Of items that stand for a tensor that is the same on all lanes, seen as one that each lane has of its own."""
 SUM = "EplSum"
 """Type of what stands for the sum of a gradient over all lanes; its node is the gradient's, by this name and output."""
+_DEARER = 1.02
+"""What a program may cost in terms of the one whose choice it keeps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +71,7 @@ def plan_sharding(
     held: Optional[Mapping[str, Spec]] = None,
     machine: Optional[Machine] = None,
     decided: Optional[Mapping[str, Spec]] = None,
+    known: Optional[Sharding] = None,
 ) -> Sharding:
     """Choose how a classified program is computed by a group of devices.
 
@@ -75,10 +79,21 @@ def plan_sharding(
       parallel: random numbers differ between lanes that have inputs of their own.
       held: how the variables are divided, once that is decided; those that are not named are whole.
       decided: forms of some variables, while others are still to be decided.
+      known: what was chosen for another program of the graph. Where this one has the same ops, it stays so, unless that is dear.
     """
     machine = machine or Machine()
     group = plan.group
-    return chosen(Items(program, plan, group, parallel, held, machine, decided or {}).items, group, machine)
+    items = Items(program, plan, group, parallel, held, machine, decided or {}).items
+    again = None if known is None else as_before(items, known.items, known.strategies)
+    if again is None or known is None:
+        return chosen(items, group, machine)
+    try:
+        found = chosen(again, group, machine)
+    except ProgramError:
+        return chosen(items, group, machine)  # What is new here does not go with it.
+    if found.seconds <= _DEARER * known.seconds:
+        return found
+    return min(found, chosen(items, group, machine), key=lambda one: one.seconds)
 
 
 def chosen(items: List[Item], group: Group, machine: Machine) -> Sharding:

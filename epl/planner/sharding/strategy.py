@@ -142,7 +142,7 @@ def strategies(op: Op, lanes: Sequence[Lane], analysis: Analysis, group: Group, 
     """
     k = group.size
     invariant = all(lane.kind == INVARIANT for lane in tuple(lanes) + analysis.lanes)
-    base = Strategy(tuple(map(_alone, lanes)), tuple(map(_alone, analysis.lanes)))
+    base = alone(lanes, analysis.lanes)
     found: Dict[Strategy, None] = {base: None}
     if k == 1 or not all(t.can_be_parted for t in op.inputs + op.outputs):
         return list(found)
@@ -187,6 +187,11 @@ def _forms(tensor: Tensor, lane: Lane, group: Group, units: Mapping[int, Tuple[i
                 form = _part(tensor, dim, unit, group, R)
                 if form is not None:
                     yield form
+
+
+def alone(lanes: Sequence[Lane], outputs: Sequence[Lane]) -> Strategy:
+    """How each lane computes an op for itself."""
+    return Strategy(tuple(map(_alone, lanes)), tuple(map(_alone, outputs)))
 
 
 def _alone(lane: Lane) -> Spec:

@@ -132,8 +132,8 @@ class Seen:
 def costs(machine, seen=None):
     """Let programs be planned for a machine."""
 
-    def plan(program, job, parallel, held=None, _=None, decided=None):
-        found = graph.plan_sharding(program, job, parallel, held, machine, decided)
+    def plan(program, job, parallel, held=None, _=None, decided=None, known=None):
+        found = graph.plan_sharding(program, job, parallel, held, machine, decided, known)
         if seen is not None:
             seen.note(found, job.group)
         return found

@@ -40,7 +40,7 @@ class Chooser:
         for module in (hold, rewrite):
             monkeypatch.setattr(module, "plan_sharding", self)
 
-    def __call__(self, program, plan, parallel, held=None, machine=None, decided=None):
+    def __call__(self, program, plan, parallel, held=None, machine=None, decided=None, known=None):
         group = plan.group
         items = graph.Items(program, plan, group, parallel, held, self.machine, decided or {}).items
         units = solve.hinted_units(items)
