@@ -56,7 +56,11 @@ def peaks(run, layer, kind="", limit=0):
 def measured(session, train, feeds):
     metadata = tf.RunMetadata()
     session.run(train, feeds, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
-    nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    return most_held([node for device in metadata.step_stats.dev_stats for node in device.node_stats])
+
+
+def most_held(nodes):
+    """Bytes that ops of a step have allocated at most at any time."""
     records = [record for node in nodes for memory in node.memory for record in memory.allocation_records]
     held = most = 0
     for record in sorted(records, key=lambda record: record.alloc_micros):
@@ -86,3 +90,45 @@ def test_a_limit_is_kept_and_less_is_computed_again(outcomes):
 def test_micro_batches_of_a_run_go_one_after_the_other(outcomes):
     one, four = (outcomes[name].ranks[0]["peak"] for name in ("one", "four"))
     assert four <= 0.4 * one
+
+
+def stages(run, kind=""):
+    """For each device of a pipeline the bytes that it held at most in a step, and what was predicted."""
+    from epl.passes import recompute
+
+    predicted = []
+    find = recompute.find_segments
+    recompute.find_segments = lambda program, task: predicted.append(find(program, task)) or predicted[-1]
+    try:
+        with run.program({"gradient_checkpoint.type": kind}):
+            h = x = tf.placeholder(tf.float32, [None, WIDTH])
+            for stage in range(run.layout.stages):
+                with run.stage(stage):
+                    for number in range(6):
+                        h = residual(h, 6 * stage + number)
+                    if stage == run.layout.stages - 1:
+                        loss = tf.reduce_mean(tf.square(h))
+            train = tf.train.GradientDescentOptimizer(0.001).minimize(loss)
+            feeds = {x: np.random.RandomState(0).randn(16 * run.layout.m, WIDTH).astype(np.float32)}
+            with run.session() as session:
+                for _ in range(3):
+                    session.run(train, feeds)
+                found = [by_device(session, train, feeds) for _ in range(3)]
+    finally:
+        recompute.find_segments = find
+    return {"peaks": [min(peaks) for peaks in zip(*found)], "predicted": dict(predicted[-1].bytes) if predicted else {}}
+
+
+def by_device(session, train, feeds):
+    metadata = tf.RunMetadata()
+    session.run(train, feeds, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+    return [most_held(list(device.node_stats)) for device in sorted(metadata.step_stats.dev_stats, key=lambda d: d.device) if device.node_stats]
+
+
+@together(plain=request(stages, "1x4-s4-m8"), auto=request(stages, "1x4-s4-m8", kind="auto"))
+def test_stages_hold_what_their_schedule_lets_them(outcomes):
+    plain, auto = (outcomes[name].ranks[0] for name in ("plain", "auto"))
+    assert len(plain["peaks"]) == len(auto["peaks"]) == 4
+    for stage, (before, peak) in enumerate(zip(plain["peaks"], auto["peaks"])):
+        assert peak <= 1.15 * auto["predicted"][stage], stage
+        assert peak <= (0.35 if stage < 3 else 0.6) * before, stage

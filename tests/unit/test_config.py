@@ -18,6 +18,7 @@ DEFAULTS = {
     "pipeline.accumulate_in_run": False,
     "gradient_checkpoint.type": "",
     "gradient_checkpoint.end_taskgraph": -1,
+    "gradient_checkpoint.memory_limit": 0,
     "gradient_checkpoint.check_gradients": False,
     "zero.level": "",
     "offload.level": "",

@@ -5,6 +5,7 @@ import pytest
 from epl.ir.program import BACKWARD
 from epl.passes.clone import Clone
 from epl.passes.recompute import PREFIX, Recompute
+from epl.passes.shard.build import RESHARD
 from tests.unit.graph_text import parse
 from tests.unit.passes.steps import apply, before, task, upto
 
@@ -177,3 +178,24 @@ def test_each_micro_batch_has_copies_of_its_own():
     assert copy.inputs[0] == ("EPL_REPLICA_1/EPL_MICRO_BATCH_1/" + PREFIX + "h0", 0)
     entry = program.nodes["EPL_REPLICA_1/EPL_MICRO_BATCH_1/" + PREFIX + "m0"]
     assert entry.controls == ("EPL_REPLICA_1/EPL_MICRO_BATCH_1/h1_gc_sg",)
+
+
+def test_row_74_the_same_tensors_named_or_chosen_give_the_same_copies():
+    chosen = recomputed(layers(16), "auto")
+    again = copies(chosen)
+    given = {source for name in again for source, _ in chosen.nodes[PREFIX + name].inputs if source[0] in "mh"}
+    assert given
+    named = recomputed(layers(16, checkpoints=", ".join(sorted(given))))
+    assert set(copies(named)) == set(again)
+
+
+def test_what_devices_exchange_is_not_exchanged_again():
+    """Of a split taskgraph each device computes its part again from what it was given."""
+    marks = [("m%d = MatMul(%s, r%d)" % (i, "h%d" % (i - 1) if i else "x", i),) * 2 for i in range(6)]
+    program = layers(6, replace=[(old, new + "  # taskgraph=0") for old, new in marks])
+    job = task(devices=2, lanes=2, split=(0,), recompute="auto", in_run=True)
+    given = before(Recompute, program, job)
+    result = apply(Recompute(), given, job)
+    exchanged = [node.name for node in given.nodes.values() if node.op == RESHARD]
+    assert exchanged and [node.name for node in result.nodes.values() if node.op == RESHARD] == exchanged
+    assert copies(result)
