@@ -96,7 +96,7 @@ def run_job(tmp_path, case, hide_horovod=False):
     return done.returncode, done.stdout, time.time() - start
 
 
-SLOW = ("other_rate", "unused_weight", "other_devices", "other_micro_batches")
+SLOW = ("other_rate", "unused_weight", "other_devices", "other_micro_batches", "other_variable")
 """Much like others."""
 
 

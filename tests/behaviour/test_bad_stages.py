@@ -141,7 +141,11 @@ def run_job(tmp_path, case, limit=120, script=SCRIPT, ranks=2):
     return code, [(tmp_path / ("rank%d.log" % rank)).read_text() for rank in range(ranks)], time.time() - start
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] if case == "raises_on_0" else []) for case in CASES])
+SLOW = ("raises_on_0", "restored_on_one")
+"""Much like others."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES])
 def test_job_ends_with_a_reason(tmp_path, case):
     code, outputs, seconds = run_job(tmp_path, case)
     output = "\n".join(outputs)

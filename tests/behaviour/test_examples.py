@@ -36,7 +36,7 @@ def assert_equal_to_plain(output, steps, layout):
     assert shown[0] == "1" and shown[-1] == str(steps)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [pytest.param(e, marks=[pytest.mark.slow] if e == "digits" else []) for e in EXAMPLES])
 def test_two_local_devices(example):
     output = run([sys.executable, script(example), "--steps", "24"], EPL_CLUSTER_DEVICES_PER_WORKER="2")
     assert_equal_to_plain(output, 24, "1 rank(s) x 2 device(s)")
@@ -103,7 +103,7 @@ LAYOUTS = {
 micro-batches."""
 FAST = {
     "pipeline": ("epl-launch --num_workers 2",),
-    "classification": ("epl-launch --num_workers 2",),
+    "classification": (),
     "moe": ("python",),
 }
 FEWER_LAYERS = {"pipeline": ["--layers", "2"], "classification": [], "moe": ["--layers", "1"]}

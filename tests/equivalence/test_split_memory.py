@@ -150,6 +150,7 @@ def test_no_process_ever_holds_a_whole_variable(outcomes):
         judge(rank, outcomes["life"].ranks[0]["corners"])
 
 
+@pytest.mark.slow
 @together(plain=PLAIN, life=request(second_life, "4x1-p4", inputs={"earlier": PLAIN}, **LAYOUT))
 def test_of_a_plain_checkpoint_a_part_is_left(outcomes):
     """TensorFlow reads a whole tensor to take a slice of it, and frees it."""
