@@ -12,12 +12,12 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from epl.errors import ProgramError
 from epl.ir import op_table
-from epl.ir.build import DT_INT32
 from epl.ir.program import APPLY, LOOP_BACK, Node, Program, Ref, Shape
 from epl.passes.base import Pass
 from epl.passes.instances import tensor_label
 from epl.passes.shard.build import LANE_SHAPES, RESHARD, WHOLE_SHAPE, LaneBuilder, reshard
 from epl.passes.shard.lower import lower
+from epl.passes.shard.lower.part import dtype_of
 from epl.planner.plan import Task
 from epl.planner.sharding.constants import FOLDED
 from epl.planner.sharding.graph import OWN_PREFIX, Sharding, plan_sharding, sum_name
@@ -170,11 +170,15 @@ class _Rewriter:
 
     def _folded(self, node: Node, position: int, ref: Ref) -> Ref:
         """Axes of a sum as the planner has seen them: those of a lane with one sample would be others."""
-        if ref[0] not in self._program.nodes or self._program.nodes[ref[0]].op != FOLDED:
+        name: Optional[str] = ref[0]
+        while name in self._program.nodes and self._program.nodes[name].op == "Identity":
+            name = self._program.nodes[name].inputs[0][0]
+        if name not in self._program.nodes or self._program.nodes[name].op != FOLDED:
             return ref
-        axes = self._sharding.items[node.name].op.constants.get(position)
+        op = self._sharding.items[node.name].op
+        axes = op.constants.get(position)
         build = LaneBuilder(self._program, self._nodes, self._batch, self._group, node)
-        return ref if axes is None else build.const(build.named("axes_%d" % position), axes, DT_INT32)
+        return ref if axes is None else build.const(build.named("axes_%d" % position), axes, dtype_of(op.inputs[position]))
 
     def _lane_shapes(self, shape: List[int], form: Spec) -> List[List[int]]:
         return [shape[: form.dim] + [length] + shape[form.dim + 1 :] for length in self._group.lengths(shape[form.dim], form.unit)]

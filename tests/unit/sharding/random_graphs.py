@@ -111,7 +111,10 @@ class Dice(solve.Machine):
 
 
 class Seen:
-    """In which ways ops could be computed, and in which they were: (type, forms of inputs and outputs, how)."""
+    """In which ways ops could be computed, and in which they were: (type, forms of inputs and outputs, how).
+
+    Not counted is what computes initial values, where sums of terms never come up.
+    """
 
     def __init__(self):
         self.possible, self.taken = set(), set()
@@ -119,7 +122,7 @@ class Seen:
     def note(self, sharding, group):
         units = solve.hinted_units(list(sharding.items.values()))
         for name, item in sharding.items.items():
-            if item.free and not item.ways:
+            if item.free and not item.ways and not item.prepares:
                 self.taken.add(self._kind(item, sharding.strategies[name]))
                 self.possible.update(self._kind(item, w) for w in strategies(item.op, item.lanes, item.analysis, group, units))
 
