@@ -349,8 +349,8 @@ class _Search:
             tensor, lane = self._tensors[ref]
             size = size_of(tensor, lane, self._machine.unknown)
             have = [found[ref[0]].outputs[ref[1]]]
-            if (F in have or F in forms) and set(forms) != set(have):
-                forms = {R: None, **forms}  # the way from and to what the first device has alone
+            if any(moved_bytes(lane, size, have[0], form, self._group) is None for form in forms):
+                forms = {R: None, **forms}  # over the whole, as from and to what the first device has alone
             for form in sorted(forms, key=lambda f: (f != R, f)):
                 if form in have:
                     continue
