@@ -170,6 +170,7 @@ def test_a_failing_rank_does_not_hide_the_other_cases():
         pool.close()
 
 
+@pytest.mark.slow
 def test_a_case_may_use_the_result_of_another():
     plain_one = plain(succeed)
     first = request(use, "1x1", number=1, inputs={"earlier": plain_one})

@@ -142,6 +142,7 @@ FIRST = request(life, "4x1-p4", **LAYOUT)
 PLAIN = request(plain_checkpoint, "1x1", plain=True)
 
 
+@pytest.mark.slow
 @together(life=FIRST, plain=PLAIN, again=request(second_life, "4x1-p4", inputs={"earlier": FIRST}, **LAYOUT))
 def test_no_process_ever_holds_a_whole_variable(outcomes):
     for rank in outcomes["life"].ranks:
