@@ -114,7 +114,9 @@ def test_branch_with_gradient():
     x = tf.layers.dense(x, 4)
     x = tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2.0, lambda: tf.layers.dense(x, 4))
     loss = tf.reduce_mean(x)
-    check_against_run([minimise(loss), loss])
+    # TensorFlow 2.13 does not tell how many axes a broadcast in a branch has.
+    unknown = ("BroadcastGradientArgs",) if tf.__version__.startswith(("2.12.", "2.13.")) else ()
+    check_against_run([minimise(loss), loss], unknown)
     assert get_tf_tensor_shape(x) == [10, 4]
 
 

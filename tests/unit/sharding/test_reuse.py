@@ -53,7 +53,9 @@ def test_a_training_step_is_searched_once(monkeypatch):
     whole = built()
     step = program(whole, ["loss:0", "train"], DIVIDE)
     chosen, tried = searched(monkeypatch, step, whole, True, whole.sharding)
-    assert tried == [{"loss"}], "all else is known: nothing in the step needs the value of the loss"
+    # Nothing in the step needs the value of the loss; nor, in some versions of TensorFlow, the axes of its mean.
+    (names,) = tried
+    assert names - {"Const"} == {"loss"}, "all else is known"
     anew, _ = searched(monkeypatch, step, whole, True, None)
     assert chosen.held() == anew.held() and chosen.bytes == anew.bytes
 
