@@ -74,6 +74,8 @@ class Store:
 
     def callable_of(self, loaded: Loaded) -> Callable[..., List[Any]]:
         """A function of the feed values, in order, that returns the fetched values."""
+        if not loaded.fetches and not loaded.targets:
+            return lambda *values, **keywords: []  # a stage may have nothing to do in a program; TensorFlow refuses that
         return compat.raw_callable(self.session, list(loaded.feeds), list(loaded.fetches), list(loaded.targets))
 
     def close(self) -> None:

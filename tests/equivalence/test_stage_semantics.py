@@ -186,10 +186,12 @@ def updates_in_loop(run):
 def judge_failed_loop(outcome):
     """The process that has the first stage fails as plain TensorFlow does; one with nothing but the second is told that the job is broken."""
     assert outcome.plain, "plain TensorFlow accepts this"
-    first, *others = (error for (error,) in outcome.ranks)
+    (first,), *others = outcome.ranks
     assert first["types"] == outcome.plain[0]["types"]
-    for error in others:
-        assert "EplError" in error["types"] and error["seconds"] < FAST, error
+    for found in others:
+        # In TensorFlow 2.13 the second stage has no part in this step: the gradient of its mean needs nothing of it.
+        assert found or tf.__version__.startswith(("2.12.", "2.13."))
+        assert all("EplError" in error["types"] and error["seconds"] < FAST for error in found), found
 
 
 @cases(updates_in_loop, "1x2-s2-m2", compare=True)
