@@ -151,14 +151,20 @@ class AmpSection(Section):
     level = ChoiceKey(
         "",
         ("", "o1"),
-        "`o1` computes the operations that are safe in half precision in fp16 and leaves the variables in fp32. Empty turns it off. "
-        "It changes results within fp16 accuracy.",
-        "`o1` 对适合半精度的算子使用 fp16 计算，变量仍为 fp32。空字符串表示关闭。结果会有 fp16 精度范围内的差异。",
+        "`o1` computes the operations that are safe in half precision in `amp.dtype` and leaves the variables in float32. Empty turns it off. "
+        "It changes results within the accuracy of half precision.",
+        "`o1` 对适合半精度的算子使用 `amp.dtype` 计算，变量仍为 float32。空字符串表示关闭。结果会有半精度范围内的差异。",
+    )
+    dtype = ChoiceKey(
+        "float16",
+        ("float16", "bfloat16"),
+        "`float16`, or `bfloat16`, which has the range of float32, so that gradients do not overflow, but fewer digits.",
+        "半精度的类型：`float16` 或 `bfloat16`。后者的数值范围与 float32 相同，梯度不会溢出，但有效位更少。",
     )
     debug_log = BoolKey(
         False,
-        "Log which operations compute in fp16 and which stay in fp32, and the loss scale.",
-        "在日志中记录哪些算子使用 fp16、哪些保持 fp32，以及损失缩放系数。",
+        "Log how many operations of each type compute in half precision and how many in float32, skipped steps, and changes of the loss scale.",
+        "在日志中记录各类算子使用半精度和 float32 的数量、被跳过的训练步，以及损失缩放系数的变化。",
     )
     loss_scale = LossScaleKey(
         "dynamic",

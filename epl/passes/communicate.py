@@ -256,7 +256,12 @@ class _Lower:
     def _own_shape(self, value: Ref, wire: int) -> Ref:
         """The shape of a tensor, tied to the anchor: of a static shape it would be a constant."""
         shape = self.build.op("Shape", self.name + "/static_shape", [value], T=A.of_type(wire), out_type=A.of_type(DT_INT32))
-        return self.build.op("AddV2", self.name + "/shape", [shape, (ANCHOR, 0)], T=A.of_type(DT_INT32))
+        return self._of_unknown_length(shape, self.name + "/shape", DT_INT32)
+
+    def _of_unknown_length(self, vector: Ref, name: str, dtype: int) -> Ref:
+        """A vector that TensorFlow can't know to be empty: what is known to be so it takes for a constant."""
+        end = self.build.const(name + "/end", [-1], DT_INT32)
+        return self.build.op("Slice", name, [vector, self._length(), end], T=A.of_type(dtype), Index=A.of_type(DT_INT32))
 
     def _called(self, what: str) -> str:
         return "%s.%s" % (self.name, what)
@@ -276,7 +281,9 @@ class _Lower:
 
     def _flat(self, value: Ref, wire: int) -> Ref:
         one = self.build.const(self.name + "/one_dimension", [-1], DT_INT32)
-        return self.build.op("Reshape", self.name + "/flat", [value, one], T=A.of_type(wire), Tshape=A.of_type(DT_INT32))
+        flat = self.build.op("Reshape", self.name + "/flat", [value, one], T=A.of_type(wire), Tshape=A.of_type(DT_INT32))
+        shape = self.node.info["shape"]
+        return self._of_unknown_length(flat, self.name + "/tied", wire) if shape is None or 0 in shape else flat
 
     def _reshaped(self, flat: Ref, shape: Optional[Ref], wire: int) -> Ref:
         assert shape is not None
@@ -286,11 +293,16 @@ class _Lower:
         """An empty vector that TensorFlow can't know to be empty."""
         name = "epl_nothing/%d" % wire
         if name not in self.build.nodes:
-            one = self.build.const("epl_nothing/one", [1], DT_INT32)
-            if "epl_nothing/length" not in self.build.nodes:
-                self.build.op("Reshape", "epl_nothing/length", [(ANCHOR, 0), one], T=A.of_type(DT_INT32), Tshape=A.of_type(DT_INT32))
             zero = self.build.const(name + "/zero", 0, wire)
-            self.build.op("Fill", name, [("epl_nothing/length", 0), zero], T=A.of_type(wire), index_type=A.of_type(DT_INT32))
+            self.build.op("Fill", name, [self._length(), zero], T=A.of_type(wire), index_type=A.of_type(DT_INT32))
+        return name, 0
+
+    def _length(self) -> Ref:
+        """The vector [0], of a value that TensorFlow can't know."""
+        name = "epl_nothing/length"
+        if name not in self.build.nodes:
+            one = self.build.const("epl_nothing/one", [1], DT_INT32)
+            self.build.op("Reshape", name, [(ANCHOR, 0), one], T=A.of_type(DT_INT32), Tshape=A.of_type(DT_INT32))
         return name, 0
 
     def _all_to_all(self, name: str, value: Ref, wire: int, to: Optional[int]) -> Ref:

@@ -4,6 +4,7 @@ from typing import List
 
 from epl.passes.agree import Agree
 from epl.passes.alarm import Alarm
+from epl.passes.amp import Mixed, SaveScale, Skip
 from epl.passes.apply_groups import ApplyGroups
 from epl.passes.base import Pass
 from epl.passes.checkpoint import Checkpoint
@@ -28,6 +29,8 @@ def default_passes(task: Task) -> List[Pass]:
     """The list for one task. Passes with nothing to do for it return their input."""
     return [
         Classify(),
+        Mixed(),
+        SaveScale(),
         Parts(),
         Shard(),
         Recompute(),
@@ -44,6 +47,7 @@ def default_passes(task: Task) -> List[Pass]:
         Outputs(),
         ApplyGroups(),
         Scheduling(),
+        Skip(),
         Checkpoint(),
         Communicate(),
         Alarm(),

@@ -65,6 +65,8 @@ class Plan:
       recompute_last: the last taskgraph that does so for "auto"; -1 for all.
       recompute_limit: megabytes that the activations of a device may take; 0 for as little as possible.
       offload: "v0" where variables stay in host memory, else "".
+      amp: "float16" or "bfloat16" for mixed precision, else "".
+      loss_scale: with it, the fixed factor of the loss; 0 for a dynamic one.
       check_gradients: compute the gradients without that too, and compare.
       copies: lanes of a group that compute the same batch, which the first of them draws and is
         fed: 1 when each lane has batches of its own, else all lanes.
@@ -96,6 +98,8 @@ class Plan:
     recompute_last: int = -1
     recompute_limit: int = 0
     check_gradients: bool = False
+    amp: str = ""
+    loss_scale: float = 0.0
     offload: str = ""
 
     _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)

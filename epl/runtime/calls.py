@@ -21,7 +21,7 @@ class Ready(NamedTuple):
     loaded: Loaded
     call: Callable[..., List[Any]]
     order: Tuple[int, ...]
-    """For each feed of the program its position among the user's feeds; -1 is the anchor."""
+    """For each feed of the program its position among the user's feeds; a negative one is a value of EPL."""
     ended: Optional[Callable[..., List[Any]]]
     with_options: Dict[bytes, Callable[..., List[Any]]]
     """The calls with run options (tracing), by the options: making one costs as much as a first run."""

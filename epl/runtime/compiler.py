@@ -9,6 +9,7 @@ from epl.ir import attrs as A
 from epl.ir import op_table
 from epl.ir.digest import Line, fingerprints, program_digest
 from epl.ir.program import APPLY, SAME, Program
+from epl.passes.amp import FINITE
 from epl.passes.assign import check_cuttable
 from epl.passes.base import Instrument, check_program, run_passes
 from epl.passes.classify import Classify
@@ -53,6 +54,7 @@ class Executable(NamedTuple):
     variables: the user's variables in it.
     collective: it talks to other ranks. draws: it takes elements of inputs.
     restores: it reads a checkpoint.
+    decides: its last fetch says whether a step was done or, with a dynamic loss scale, skipped.
     """
 
     program: Program
@@ -63,6 +65,7 @@ class Executable(NamedTuple):
     collective: bool
     draws: bool
     restores: bool
+    decides: bool
 
 
 @without_collection
@@ -127,7 +130,8 @@ def compile_program(
     # Of a program with stages elsewhere, those of all processes: what they have written is compared.
     known = closure.nodes if task.spread else program.nodes
     variables = frozenset(n.origin for n in known.values() if n.op in op_table.VARIABLES and n.origin)
-    return Executable(program, task, lines, written, variables, collective, draws, "RestoreV2" in kinds)
+    decides = any(n.origin == FINITE for n in program.nodes.values())
+    return Executable(program, task, lines, written, variables, collective, draws, "RestoreV2" in kinds, decides)
 
 
 def bind(program: Program, sets: Mapping[Tuple[int, ...], int]) -> Program:

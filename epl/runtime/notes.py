@@ -6,7 +6,8 @@ import numpy as np
 from absl import logging
 
 from epl.env import Env
-from epl.ir.program import DIVIDE
+from epl.ir.program import DIVIDE, Program
+from epl.passes.amp import half_of, summary
 from epl.planner.plan import Plan
 
 
@@ -44,6 +45,14 @@ def _readers(plan: Plan) -> str:
     return "; only the process of the first device of each group reads" if plan.copies > plan.devices_per_rank else ""
 
 
+def mixed_precision(program: Program, plan: Plan) -> str:
+    """Which operations compute in half precision, and which of the same types do not."""
+    counts = summary(program, half_of(plan.amp))
+    lines = ["%s: %d in %s, %d in float32" % (op, half, plan.amp, whole) for op, (half, whole) in sorted(counts.items())]
+    scale = "fixed, %g" % plan.loss_scale if plan.loss_scale else "dynamic"
+    return "Mixed precision, loss scale %s. Operations of this process:\n%s" % (scale, "\n".join(lines))
+
+
 def end_of_input(rank: int, ranks: int, own: bool) -> str:
     """Whose input has ended, as far as this rank knows: it learns that some other rank had no data, not which."""
     if own:
@@ -75,6 +84,11 @@ class Notes:
         self._write("global batch", global_batch(plan, fed.pop() // parts if used else None))
         if draws and plan.streams > 1:
             self._write("data policy", data_policy(plan))
+
+    def precision(self, program: Program, plan: Plan) -> None:
+        """A training program with mixed precision was compiled (`amp.debug_log`)."""
+        if plan.amp and Env.get().config.amp.debug_log and Env.get().cluster.worker_index == 0:
+            self._write("precision", mixed_precision(program, plan))
 
     def ended(self, own: bool) -> None:
         """A step found no data, here or on another rank."""

@@ -61,6 +61,8 @@ def make_plan(graph: Any) -> Plan:
         copies=copies,
         narrow=tuple(t.index for t in taskgraphs if t.virtual_device.num_devices(0) == 1) if lanes > 1 and stages > 1 else (),
         shares=_shares(config.cluster.split_shares, lanes),
+        amp=config.amp.dtype if config.amp.level else "",
+        loss_scale=0.0 if config.amp.loss_scale == "dynamic" else float(config.amp.loss_scale),
         offload=config.offload.level,
         recompute=config.gradient_checkpoint.type,
         recompute_last=config.gradient_checkpoint.end_taskgraph,

@@ -14,12 +14,13 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.program import EACH, SAME, Program
 from epl.passes.agree import GATE
-from epl.passes.communicate import ANCHOR, ended_program
+from epl.passes.communicate import ended_program
 from epl.passes.mirrors import with_mirrors
 from epl.passes.shard.hold import with_held
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
 from epl.profiler.timeline.record import next_run
+from epl.runtime import loss_scale
 from epl.runtime.agreement import refuse_other_programs, refuse_other_writes
 from epl.runtime.alarm import Alarm, is_watched, raise_for_another, tell_failure
 from epl.runtime.calls import Call, Ready, feed_items, fetch_key, new_call
@@ -28,8 +29,9 @@ from epl.runtime.feeding import as_array, check, modes_of
 from epl.runtime.graph_index import GraphIndex
 from epl.runtime.job import check_started, connect_job
 from epl.runtime.notes import Notes
+from epl.runtime.own_feeds import ANCHORED, OWN, own_value
 from epl.runtime.planning import make_plan, make_task
-from epl.runtime.store import Store
+from epl.runtime.store import Store, local_config
 
 
 class RankSession:
@@ -92,18 +94,7 @@ class RankSession:
     @property
     def store(self) -> Store:
         if self._store is None:
-            config = tf.ConfigProto()
-            if self._config is not None:
-                config.CopyFrom(self._config)
-            config.allow_soft_placement = True
-            cluster = Env.get().cluster
-            used = [d.runtime_name for d in cluster.local_devices()]
-            cpus = sum(1 for d in used if "CPU" in d)
-            if cpus > 1:
-                config.device_count["CPU"] = max(cpus, config.device_count.get("CPU", 0))
-            if cluster.visible_device_list and not config.gpu_options.visible_device_list:
-                config.gpu_options.visible_device_list = cluster.visible_device_list
-            self._store = Store(config)
+            self._store = Store(local_config(self._config))
         return self._store
 
     # Running.
@@ -147,7 +138,7 @@ class RankSession:
         if traced is not None:
             with traced:
                 return self._run_ready(ready, arrays, traced.options, traced.metadata)
-        values = [arrays[i] if i >= 0 else _ZERO for i in ready.order]
+        values = [arrays[i] if i >= 0 else own_value(i) for i in ready.order]
         call = ready.call
         keywords = {}
         wanted = options.SerializeToString(deterministic=True) if options is not None else b""
@@ -176,6 +167,8 @@ class RankSession:
                     raise_for_another(error, control, "this rank was in program %r, step %d" % (key, self._steps))
                     self._raise(error, ready)
                     raise
+        if ready.executable.decides:
+            loss_scale.current().update(bool(results.pop()))
         if ready.executable.restores:
             self._position.clear()  # what an interrupted step has accumulated belongs to other weights
         if ready.executable.written and self._is_shared and not self._is_local:
@@ -197,7 +190,7 @@ class RankSession:
         if ended and ready.executable.task.parallel:
             self._notes.ended(own=True)
         if ready.ended is not None and ended:
-            ready.ended(_ZERO)
+            ready.ended(own_value(ANCHORED))
         elif GATE in (error.message or "") and isinstance(error, tf.errors.InvalidArgumentError):
             self._notes.ended(own=False)
             raise tf.errors.OutOfRangeError(None, None, "The input of another rank has ended; nothing of this step was applied") from error
@@ -244,7 +237,7 @@ class RankSession:
             self._last = None
             self._steps += 1
             with self._entered(ready.executable.task.key):
-                ready.ended(_ZERO)
+                ready.ended(own_value(ANCHORED))
             return True
 
     @contextlib.contextmanager
@@ -322,7 +315,7 @@ class RankSession:
                 with self._entered("synchronize"):
                     if program.targets:
                         loaded = self.store.load(program, name)
-                        self.store.callable_of(loaded)(*[_ZERO for _ in loaded.feeds])
+                        self.store.callable_of(loaded)(*[own_value(ANCHORED) for _ in loaded.feeds])
             self._dirty = {v: None for v in self._dirty if among is not None and v not in among}
             self._synchronized = True
 
@@ -362,6 +355,7 @@ class RankSession:
                     call.ready[part, modes] = ready
                     if call.traits.trains:
                         self._notes.training(self.plan, ready.executable.draws, arrays, modes, parts)
+                        self._notes.precision(ready.executable.program, self.plan)
         return ready
 
     def _compile(self, call: Call, part: str, modes: Tuple[str, ...]) -> Ready:
@@ -379,7 +373,8 @@ class RankSession:
             self._alarm = Alarm(self.store, lambda: Env.get().backend.end_collectives(), lambda text: Env.get().control.fail(text))
         loaded = self.store.load(executable.program, task.key)
         user = {s.name: i for i, s in enumerate(call.feeds)}
-        order = tuple(-1 if f.node == ANCHOR else user["%s:%d" % f.ref] for f in executable.program.feeds)
+        user.update(OWN)
+        order = tuple(user["%s:%d" % f.ref] for f in executable.program.feeds)
         ended = None
         if executable.collective and executable.draws:
             last = self.store.load(ended_program(task.key, executable.program), "ended" + task.key)
@@ -439,6 +434,3 @@ class RankSession:
             self._store.close()
             self._store = None
         self._calls.clear()
-
-
-_ZERO = np.zeros((), np.int32)

@@ -37,6 +37,21 @@ class Loaded(NamedTuple):
     targets: Tuple[str, ...]
 
 
+def local_config(given: Optional[tf.ConfigProto]) -> tf.ConfigProto:
+    """A copy of the user's session configuration with what the devices of this process need."""
+    config = tf.ConfigProto()
+    if given is not None:
+        config.CopyFrom(given)
+    config.allow_soft_placement = True
+    cluster = Env.get().cluster
+    cpus = sum(1 for device in cluster.local_devices() if "CPU" in device.runtime_name)
+    if cpus > 1:
+        config.device_count["CPU"] = max(cpus, config.device_count.get("CPU", 0))
+    if cluster.visible_device_list and not config.gpu_options.visible_device_list:
+        config.gpu_options.visible_device_list = cluster.visible_device_list
+    return config
+
+
 class Store:
     """Holds programs; `load` adds one, `callable_of` runs it."""
 

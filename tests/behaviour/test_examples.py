@@ -57,6 +57,16 @@ def test_two_ranks_with_two_devices():
     assert_equal_to_plain(output, 6, "2 rank(s) x 2 device(s)")
 
 
+@pytest.mark.slow
+def test_mixed_precision_reaches_the_accuracy():
+    """The script compares itself with plain training to 1e-5, which half precision can't reach: its exit code is 1."""
+    environ = dict(os.environ, EPL_AMP_LEVEL="o1", PYTHONPATH=ROOT)
+    done = subprocess.run([sys.executable, script("digits")], cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with_it, without = re.findall(r"step  300 .* test accuracy +([\d.]+) %", done.stdout)
+    assert float(without) > 97 and float(with_it) > float(without) - 1
+    assert "equal within 1e-05 over the first 20 steps: NO" in done.stdout and done.returncode == 1
+
+
 def test_plain_needs_no_epl(tmp_path):
     """The plain run of an example does not import EPL."""
     blocker = tmp_path / "epl.py"

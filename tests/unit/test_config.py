@@ -24,6 +24,7 @@ DEFAULTS = {
     "offload.level": "",
     "amp.level": "",
     "amp.debug_log": False,
+    "amp.dtype": "float16",
     "amp.loss_scale": "dynamic",
     "cluster.device_place_prefer_intra_node": True,
     "cluster.run_visible_devices": "",

@@ -28,7 +28,7 @@ BAD_DICTS = [
     ({"pipelines.num_stages": 4}, f"there is no configuration key 'pipelines.num_stages' {DICT}; did you mean 'pipeline.num_stages'?"),
     ({"pipeline.num_apply_group": 4}, f"there is no configuration key 'pipeline.num_apply_group' {DICT}; did you mean 'optimizer.num_apply_group'?"),
     ({"Pipeline.num_stage": 4}, f"there is no configuration key 'Pipeline.num_stage' {DICT}; did you mean 'pipeline.num_stages'?"),
-    ({"amp.x": 1}, f"there is no configuration key 'amp.x' {DICT}; the keys of 'amp' are: level, debug_log, loss_scale"),
+    ({"amp.x": 1}, f"there is no configuration key 'amp.x' {DICT}; the keys of 'amp' are: level, dtype, debug_log, loss_scale"),
     ({"x.y": 1}, f"there is no configuration key 'x.y' {DICT}; the keys are: {', '.join(Config().to_dict())}"),
     ({"io": {"slice": True}}, f"there is no configuration key 'io.slice' {DICT}; did you mean 'io.slicing'?"),
     ({"amq.level": "o1"}, f"there is no configuration key 'amq.level' {DICT}; did you mean 'amp.level'?"),
@@ -182,7 +182,7 @@ def test_bad_assignment(section, name, given, expected):
 
 
 def test_sections_can_not_be_replaced():
-    assert message(setattr, Config(), "amp", "o1") == "'amp' is a section and can't be replaced; assign its keys: level, debug_log, loss_scale"
+    assert message(setattr, Config(), "amp", "o1") == "'amp' is a section and can't be replaced; assign its keys: level, dtype, debug_log, loss_scale"
     assert message(setattr, Config(), "pipline", 1) == "there is no configuration section 'pipline'; did you mean 'pipeline'?"
 
 

@@ -11,6 +11,7 @@ from epl.env import Env
 from epl.ir.program import DIVIDE, SAME
 from epl.planner.plan import Plan
 from epl.runtime.notes import Notes, data_policy, end_of_input, global_batch
+from tests.unit.graph_text import parse
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +117,21 @@ def test_one_replica_has_no_data_policy_and_other_ranks_are_silent(env, lines):
     assert len(lines()) == 1
     notes.ended(own=True)
     assert lines()[1:] == [end_of_input(1, 2, own=True)]
+
+
+def test_mixed_precision(env, lines):
+    program = parse("x = Placeholder() {shape: [2, 2]}\nh = Cast(x) {DstT: half}\nm = MatMul(h, h)\nn = MatMul(x, x)\nt = Tanh(n)")
+    program = program.replace(nodes={name: node.replace(origin=name) for name, node in program.nodes.items()})
+    notes, plan = Notes(), Plan(amp="float16")
+    notes.precision(program, plan)
+    assert lines() == []
+    env.config = Config({"amp.debug_log": True})
+    notes.precision(program, Plan())
+    notes.precision(program, plan)
+    notes.precision(program, plan)
+    assert lines() == [
+        "Mixed precision, loss scale dynamic. Operations of this process:\nMatMul: 1 in float16, 1 in float32\nTanh: 0 in float16, 1 in float32"
+    ]
+    env.cluster = Cluster(worker_hosts=["a:1", "b:1"], worker_index=1)
+    Notes().precision(program, plan)
+    assert len(lines()) == 1

@@ -11,7 +11,7 @@ from epl import compat
 from epl.cluster.default_device import default_device, host_device
 from epl.env import Env
 from epl.ir import op_table
-from epl.runtime import chief
+from epl.runtime import chief, loss_scale
 from epl.runtime.adapters import Patches
 from epl.runtime.adapters.sessions import rank_session
 
@@ -20,7 +20,7 @@ def install(patches: Patches) -> None:
     chief.forget()
     management = compat.checkpoint_management()
     patches.replace(tf.train.Saver, "save", _save)
-    patches.replace(tf.train.Saver, "restore", _settling("save_path"))
+    patches.replace(tf.train.Saver, "restore", _restore)
     _replace_function(patches, "update_checkpoint_state_internal", management.update_checkpoint_state_internal, _chief_only)
     patches.replace(management, "_delete_file_if_exists", _chief_only)
     for name in ("latest_checkpoint", "get_checkpoint_state"):
@@ -88,6 +88,20 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
         return path
 
     return save
+
+
+def _restore(original: Callable[..., None]) -> Callable[..., None]:
+    settled = _settling("save_path")(original)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def restore(*args: Any, **kwargs: Any) -> None:
+        settled(*args, **kwargs)
+        path = signature.bind(*args, **kwargs).arguments.get("save_path")
+        if path is not None and loss_scale.is_dynamic():
+            loss_scale.current().load(path)
+
+    return restore
 
 
 # Graphs that are written down.
