@@ -204,6 +204,11 @@ class Graph:
         """What the optimizers are given, one tensor per variable, sorted by name."""
         return sorted((g for g, _ in self._gradients.values()), key=lambda g: gradient_tensor(g).name)
 
+    @property
+    def trains(self) -> bool:
+        """Whether a gradient of a variable has been taken."""
+        return bool(self.losses)
+
     def gradients_with_variables(self) -> List[Tuple[Any, Any]]:
         """(gradient, variable) pairs as given to the optimizers."""
         return list(self._gradients.values())

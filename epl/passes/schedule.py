@@ -43,9 +43,10 @@ def slots_of(program: Program, order: List[Node], batch: Container[str], frames:
     phases = _phases(program, order, batch, frames)
     furthest = _furthest(order, phases, frames)
     found: Dict[str, str] = {}
+    fed = {feed.node for feed in program.feeds}
     for node in order:
-        if op_table.draws(program, node):
-            continue  # all batches of a step are drawn first: the ranks agree that there is data for all
+        if node.name in fed or op_table.draws(program, node):
+            continue  # all batches of a step are there first: the ranks agree that there is data for all, and how much
         if node.taskgraph is not None and all(furthest.get(end) == node.taskgraph for end in (node.name,) + endings.done(node.name)):
             found[node.name] = "F" if phases[node.name] == FORWARD else "W"
     while True:

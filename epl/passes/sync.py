@@ -97,7 +97,7 @@ def _copied(nodes: Dict[str, Node], source: Node, dtype: int, copies: _Copies, t
         attrs = {"shared_name": A.of_str(prefix + (source.str_attr("shared_name") or variable))}
         if copies.label:
             attrs["shape"] = A.of_shape(copies.shape)
-        nodes[name] = source.replace(name=name, attrs=attrs, device=task.device_of(replica, copies.taskgraph), replica=replica, controls=())
+        nodes[name] = source.replace(name=name, attrs=attrs, device=task.state_device(replica, copies.taskgraph), replica=replica, controls=())
         handles.append(nodes[name])
     base = "epl_sync/" + variable + copies.label
     build = Builder(nodes, copies.home, FORWARD)

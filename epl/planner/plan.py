@@ -67,6 +67,7 @@ class Plan:
       offload: "v0" where variables stay in host memory, else "".
       amp: "float16" or "bfloat16" for mixed precision, else "".
       loss_scale: with it, the fixed factor of the loss; 0 for a dynamic one.
+      zero: "v0", "v1" or "v2" where the replicas are the lanes of one group that divides what the optimizer writes, else "".
       check_gradients: compute the gradients without that too, and compare.
       copies: lanes of a group that compute the same batch, which the first of them draws and is
         fed: 1 when each lane has batches of its own, else all lanes.
@@ -101,6 +102,7 @@ class Plan:
     amp: str = ""
     loss_scale: float = 0.0
     offload: str = ""
+    zero: str = ""
 
     _index: "_Index" = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -284,6 +286,10 @@ class Task:
         if taskgraph is None or not self.stages:
             return self.devices[replica]
         return self.stages[replica][taskgraph]
+
+    def state_device(self, replica: int, taskgraph: Optional[int]) -> str:
+        """The device of the variables of a taskgraph of a local replica."""
+        return self.host if self.plan.offload else self.device_of(replica, taskgraph)
 
     def home(self, taskgraph: Optional[int]) -> str:
         """The device where the local replicas of a taskgraph meet; its first one here."""

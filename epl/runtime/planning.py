@@ -22,6 +22,8 @@ def make_plan(graph: Any) -> Plan:
     taskgraphs = list(graph.taskgraphs)
     _refuse_unsupported(taskgraphs, config)
     lanes, copies = _lanes(taskgraphs, config, cluster)
+    # A graph that trains nothing is not shared: each process runs it for itself.
+    zero = config.zero.level if graph.need_parallel and graph.trains else ""
     stages = len(taskgraphs) if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate else 1
     rows = _rows(taskgraphs) if stages > 1 and not env.whole_models else ()
     per_replica = len({t.virtual_device.get_device(0, 0) for t in taskgraphs}) if rows else 0
@@ -38,13 +40,17 @@ def make_plan(graph: Any) -> Plan:
             "io.slicing has dealt the input files to all %d workers, but only the worker of the first device of each group of %d reads. Switch "
             "io.slicing off and choose the files of each group in the script" % (cluster.worker_num, copies)
         )
+    if zero:
+        _refuse_with_zero(lanes, config)
+        lanes = len(rows) or cluster.total_gpu_num
+        zero = zero if lanes > 1 else ""
     if rows:
         make_schedule(config.pipeline.strategy, stages, config.pipeline.num_micro_batch, per_replica)
     return Plan(
         ranks=cluster.worker_num,
         devices_per_rank=0 if spread else whole[0] if rows else cluster.gpu_num_per_worker,
         micro_batches=config.pipeline.num_micro_batch,
-        accumulate_in_run=config.pipeline.accumulate_in_run or stages > 1 or lanes > 1,
+        accumulate_in_run=config.pipeline.accumulate_in_run or stages > 1 or lanes > 1 and not zero,
         reduce_method=config.communication.gradients_reduce_method,
         aggregate_at="raw" if config.communication.clip_after_allreduce else config.communication.aggregate_at,
         statistics_reduce=config.communication.statistics_reduce,
@@ -59,11 +65,12 @@ def make_plan(graph: Any) -> Plan:
         lanes=lanes,
         split=tuple(t.index for t in taskgraphs if t.is_split) if lanes > 1 else (),
         copies=copies,
-        narrow=tuple(t.index for t in taskgraphs if t.virtual_device.num_devices(0) == 1) if lanes > 1 and stages > 1 else (),
+        narrow=tuple(t.index for t in taskgraphs if t.virtual_device.num_devices(0) == 1) if lanes > 1 and stages > 1 and not zero else (),
         shares=_shares(config.cluster.split_shares, lanes),
         amp=config.amp.dtype if config.amp.level else "",
         loss_scale=0.0 if config.amp.loss_scale == "dynamic" else float(config.amp.loss_scale),
         offload=config.offload.level,
+        zero=zero,
         recompute=config.gradient_checkpoint.type,
         recompute_last=config.gradient_checkpoint.end_taskgraph,
         recompute_limit=config.gradient_checkpoint.memory_limit,
@@ -95,6 +102,17 @@ def _lanes(taskgraphs: List[Any], config: Any, cluster: Any) -> Tuple[int, int]:
             "batches of its own, or 1, where the %d devices compute one batch together" % (lanes, sorted(replicated), lanes, lanes)
         )
     return lanes, 1 if replicated == {lanes} else lanes
+
+
+def _refuse_with_zero(lanes: int, config: Any) -> None:
+    """Raises ConfigError for options that do not go with ZeRO."""
+    if lanes > 1:
+        raise ConfigError(
+            "zero.level divides the state of the optimizer over the replicas, and epl.split divides variables over %d devices: both together "
+            "are not supported. Set zero.level to '' or take the split scopes away" % lanes
+        )
+    if config.cluster.split_shares:
+        raise ConfigError("zero.level does not use cluster.split_shares, which is %r. Leave one of them out" % config.cluster.split_shares)
 
 
 def _shares(text: str, lanes: int) -> Tuple[int, ...]:

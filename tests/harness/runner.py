@@ -1,7 +1,7 @@
 """One case of the matrix: trains a model and tells losses, outputs and variables; compares two such results."""
 
 import contextlib
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -31,6 +31,7 @@ class Case(NamedTuple):
     schedule:  of the pipeline; "" leaves it to EPL
     rubbish:   ranks without a first stage are fed what must not be used
     last:      rows of the last global batch
+    options:   of EPL, beside those of the layout
     """
 
     model: str
@@ -45,6 +46,7 @@ class Case(NamedTuple):
     schedule: str = ""
     rubbish: bool = False
     last: int = GLOBAL_BATCH
+    options: Tuple[Tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
@@ -54,6 +56,7 @@ class Case(NamedTuple):
         parts += ["seed%d" % self.seed] if self.seed else []
         parts += [self.schedule] if self.schedule else []
         parts += ["rubbish"] if self.rubbish else []
+        parts += ["%s=%s" % option for option in self.options]
         return "-".join(parts)
 
     @property
@@ -118,7 +121,7 @@ def run_case(run: Run, **fields: Any) -> Dict[str, Any]:
     if case.input == "feed" and case.last < GLOBAL_BATCH:
         batches[-1] = {name: array[: case.last] for name, array in batches[-1].items()}
     resource = run.plain or case.variables == "resource"
-    config = {"pipeline.strategy": case.schedule} if case.schedule else {}
+    config = dict(case.options, **({"pipeline.strategy": case.schedule} if case.schedule else {}))
     with run.program(config, annotate=case.annotate, resource=resource, control_flow_v2=model.control_flow_v2):
         built = build(run, case, batches)
         values: List[List[Any]] = []

@@ -89,7 +89,7 @@ class _Exchange:
         self.dtype: int = first.info["dtype"]
         self.shape: Tuple[Optional[int], ...] = first.info["shape"]
         self.rank = len(self.shape or ())
-        self.gate = gate
+        self.gate = gate + [control for node in members for control in node.controls if control not in gate]
         self.base = first.name
         self.build = Builder(nodes, first.device, first.phase)
         self.lanes = [task.lane(n.replica) for n in self.members]

@@ -12,15 +12,18 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from epl.errors import ProgramError
 from epl.ir import op_table
-from epl.ir.program import APPLY, LOOP_BACK, Node, Program, Ref, Shape
+from epl.ir.build import Builder
+from epl.ir.program import APPLY, BACKWARD, FORWARD, LOOP_BACK, Node, Program, Ref, Shape
 from epl.passes.base import Pass
 from epl.passes.instances import tensor_label
+from epl.passes.rewire import add_controls
 from epl.passes.shard.build import LANE_SHAPES, RESHARD, WHOLE_SHAPE, LaneBuilder, reshard
 from epl.passes.shard.lower import lower
 from epl.passes.shard.lower.part import dtype_of
 from epl.planner.plan import Task
 from epl.planner.sharding.constants import FOLDED
 from epl.planner.sharding.graph import OWN_PREFIX, Sharding, plan_sharding, sum_name
+from epl.planner.sharding.prescribed import held_form
 from epl.planner.sharding.spec import F, Group, R, Spec
 from epl.planner.sharding.strategy import BATCH, INVARIANT, SAME, L, Lane
 
@@ -34,9 +37,30 @@ class Shard(Pass):
         if task.plan.lanes == 1:
             return program
         _refuse_hidden_batches(program, task)
+        program = _reading(program)
         group = task.plan.group
         sharding = plan_sharding(program, task.plan, task.parallel, program.held or {}, known=program.sharding)
         return _Rewriter(program, task, group, sharding).run()
+
+
+def _reading(program: Program) -> Program:
+    """Fetch the value of a reference variable through a node that reads it: a part of it is not what was asked for."""
+    nodes = dict(program.nodes)
+    build = Builder(nodes, "", FORWARD)
+    fetches = []
+    for ref in program.fetches:
+        node = program.nodes[ref[0]]
+        if node.op in op_table.REF_VARIABLES and node.name in (program.held or {}):
+            name = "epl_read/" + node.name
+            if name not in nodes:
+                build.identity(name, ref, op_table.dtype_of(program, *ref))
+                nodes[name] = nodes[name].replace(origin=name, taskgraph=node.taskgraph)
+            ref = name, 0
+        fetches.append(ref)
+    if len(nodes) == len(program.nodes):
+        return program
+    shape_of, of = program.shape_of, dict(zip(fetches, program.fetches))
+    return program.replace(nodes=nodes, fetches=fetches, shape_of=lambda ref: shape_of(of.get(ref, ref)))
 
 
 def _refuse_hidden_batches(program: Program, task: Task) -> None:
@@ -59,6 +83,7 @@ class _Rewriter:
     def __init__(self, program: Program, task: Task, group: Group, sharding: Sharding):
         self._program = program
         self._task = task
+        self._plan = task.plan
         self._group = group
         self._sharding = sharding
         self._facts = program.facts
@@ -66,7 +91,9 @@ class _Rewriter:
         self._batch: Set[str] = set(self._facts.batch)
         self._made: Dict[Ref, Ref] = {}
         """Tensor -> what has it in the form that its strategy gives, where that is another tensor."""
-        self._formed: Dict[Tuple[Ref, Spec], Ref] = {}
+        self._formed: Dict[Tuple[Ref, Spec, bool], Ref] = {}
+        self._gathers: Dict[str, str] = {}
+        """What gathers a weight -> the first node that reads it, in the order of those."""
         self._gradients: Dict[Ref, Ref] = {}
         """Gradient -> the tensor that is aggregated in its place."""
         self._collections: Dict[Ref, str] = dict(program.collections)
@@ -81,6 +108,7 @@ class _Rewriter:
             else:
                 self._add(node)
         fetches = [self._fetched(number, ref) for number, ref in enumerate(program.fetches)]
+        self._gather_in_time()
         order = {name: position for position, name in enumerate(program.nodes)}
         nodes = dict(sorted(self._nodes.items(), key=lambda item: order.get(item[0], len(order))))
         for number, node in enumerate([n for n in nodes.values() if n.op == RESHARD]):
@@ -108,7 +136,7 @@ class _Rewriter:
         for name, way in self._sharding.strategies.items():
             if name in self._program.nodes:
                 found.update({(name, index): form for index, form in enumerate(way.outputs) if form.is_sharded})
-        found.update({ref: form for (_, form), ref in self._formed.items() if form.is_sharded})
+        found.update({ref: form for (_, form, _), ref in self._formed.items() if form.is_sharded})
         return found
 
     def _groups(self) -> List[Tuple[int, ...]]:
@@ -192,7 +220,28 @@ class _Rewriter:
             return self._converted(key, whole, self._sharding.forms.get(key, {}), L, form, self._lane(key), self._program.nodes[ref[0]].phase)
         if reader.phase == APPLY and ref in self._facts.gradients and self._task.parallel:
             return self._sum(ref, form)
-        return self._form(ref, ref, form)
+        again = self._plan.zero == "v2" and reader.phase == BACKWARD and held_form(self._program, ref, self._program.held) is not None
+        found = self._form(ref, ref, form, again)
+        if self._plan.zero == "v2" and found[0] in self._nodes and self._nodes[found[0]].op == RESHARD and not form.is_sharded:
+            if held_form(self._program, ref, self._program.held) is not None:
+                self._gathers.setdefault(found[0], reader.name)
+        return found
+
+    def _gather_in_time(self) -> None:
+        """Gather a weight when the one before the one before it is used, and not all of them at once.
+
+        Of several micro-batches each needs all weights, and they are gathered but once.
+        """
+        if self._task.micro_batches > 1:
+            return
+        rows: Dict[Optional[int], List[str]] = {}
+        for gather in self._gathers:
+            rows.setdefault(self._place(self._nodes[gather].taskgraph), []).append(gather)
+        for row in rows.values():
+            for earlier, gather in zip(row, row[2:]):
+                reader = self._gathers[earlier]
+                if reader not in self._facts.frames and not self._facts.endings.in_branch(reader):
+                    add_controls(self._nodes, gather, [reader])
 
     def _sum(self, ref: Ref, form: Spec) -> Ref:
         """The sum of a gradient over all replicas and micro-batches, in a form."""
@@ -209,27 +258,31 @@ class _Rewriter:
             return current
         return self._converted((name, 0), current, self._sharding.forms.get((name, 0), {}), have, form, SAME, APPLY)
 
-    def _form(self, key: Ref, ref: Ref, form: Spec) -> Ref:
+    def _form(self, key: Ref, ref: Ref, form: Spec, again: bool = False) -> Ref:
+        """A tensor in a form; `again`: apart from what is in this form already."""
         have = self._sharding.strategies[ref[0]].outputs[ref[1]]
         current = self._made.get(ref, ref)
         if form == have:
             return current
-        return self._converted(key, current, self._sharding.forms.get(key, {}), have, form, self._lane(ref), self._program.nodes[ref[0]].phase)
+        phase = BACKWARD if again else self._program.nodes[ref[0]].phase
+        return self._converted(key, current, self._sharding.forms.get(key, {}), have, form, self._lane(ref), phase, again)
 
-    def _converted(self, key: Ref, made: Ref, sources: Mapping[Spec, Spec], have: Spec, form: Spec, lane: Lane, phase: str) -> Ref:
+    def _converted(
+        self, key: Ref, made: Ref, sources: Mapping[Spec, Spec], have: Spec, form: Spec, lane: Lane, phase: str, again: bool = False
+    ) -> Ref:
         if form == have:
             return made
-        known = self._formed.get((key, form))
+        known = self._formed.get((key, form, again))
         if known is not None:
             return known
         source = sources[form]
-        value = self._converted(key, made, sources, have, source, lane, phase)
+        value = self._converted(key, made, sources, have, source, lane, phase, again)
         item = self._sharding.items[key[0]]
         producer = self._program.nodes.get(key[0]) or self._nodes[made[0]]
         build = LaneBuilder(self._program, self._nodes, self._batch, self._group, producer.replace(phase=phase))
-        name = "epl_form/%s/%s" % (tensor_label(key), _text(form))
+        name = "epl_form/%s/%s%s" % (tensor_label(key), _text(form), "/again" if again else "")
         made_ref = reshard(build, name, value, source, form, lane, item.op.outputs[key[1]])
-        self._formed[key, form] = made_ref
+        self._formed[key, form, again] = made_ref
         if key in self._program.collections:
             self._collections[made_ref] = self._program.collections[key]
         return made_ref

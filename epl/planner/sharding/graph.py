@@ -15,7 +15,7 @@ from epl.planner.sharding.constants import FOLDED, Constants
 from epl.planner.sharding.op import Op, Sayings, Tensor, sayings
 from epl.planner.sharding.prescribed import ASSIGNS, prescribed
 from epl.planner.sharding.reuse import as_before
-from epl.planner.sharding.solve import Item, Machine, size_of, solve
+from epl.planner.sharding.solve import Item, Machine, size_of, solve, used_whole
 from epl.planner.sharding.spec import F, Group, R, S, Spec
 from epl.planner.sharding.strategy import BATCH, INVARIANT, OWN, SAME, Analysis, L, Lane, Strategy, analyse, moved_bytes
 
@@ -84,6 +84,9 @@ def plan_sharding(
     machine = machine or Machine()
     group = plan.group
     items = Items(program, plan, group, parallel, held, machine, decided or {}).items
+    if plan.zero and held is None:
+        whole = used_whole(items, group)
+        items = [item._replace(fixed=R) if item.name in whole and item.name not in (decided or {}) and item.fixed != L else item for item in items]
     again = None if known is None else as_before(items, known.items, known.strategies)
     if again is None or known is None:
         return chosen(items, group, machine)
@@ -135,6 +138,7 @@ class Items:
         self._fed = {f.node for f in program.feeds if f.is_batch}
         self._apart = self._apart_frames()
         self._own_state = self._written_by_lanes()
+        self._updated = self._written_after_gradients()
         self._assigned = self._assigned_shapes()
         self._prepared = self._preparing()
         self.items: List[Item] = []
@@ -169,6 +173,11 @@ class Items:
         if not self._parallel or self._copies:
             return frozenset()
         return frozenset(v for name, variables in facts.writes.items() if name in facts.batch for v in variables)
+
+    def _written_after_gradients(self) -> FrozenSet[str]:
+        """The variables of the optimizer and those that it updates."""
+        facts, nodes = self._program.facts, self._program.nodes
+        return frozenset(v for name, variables in facts.writes.items() if nodes[name].phase == APPLY for v in variables)
 
     def _apart_frames(self) -> FrozenSet[str]:
         """The while loops in which something differs between lanes."""
@@ -310,6 +319,8 @@ class Items:
             return L
         if known is not None:
             return known
+        if self._plan.zero:
+            return zero_form(self._tensor((node.name, 0)), self._group) if node.name in self._updated else R
         return None if node.taskgraph is None or node.taskgraph in self._split else R
 
     def _read(self, node: Node, ref: Ref) -> Ref:
@@ -331,6 +342,11 @@ class Items:
         """The sum of a gradient over all lanes and micro-batches: with those of all groups, or in this group beforehand."""
         alone = Strategy((R if lane.kind == INVARIANT else L,), (R,), "", 0.0, (2.0,) if lane.kind != INVARIANT else ())
         tag = self._program.facts.gradients[ref]
+        if self._plan.zero and tag.component == "dense":
+            # v0 adds up the gradients once, after the last micro-batch; with v1 a device never holds the sum of more than its part.
+            form = zero_form(tensor, self._group)
+            early = lane == OWN and (tag.record in self._program.facts.seeds or self._even())
+            return (Strategy((form,), (form,), "", 0.0) if self._plan.zero != "v0" and form != R and early else alone,)
         if self._copies and tag.component == "dense":
             return tuple(Strategy((form,), (form,), "", 0.0) for form in self._parts(tensor))
         if lane != OWN or tag.component != "dense" or tag.record not in self._program.facts.seeds and not self._even():
@@ -419,6 +435,11 @@ class Items:
         if keep is not None and keep.b:
             return tuple(1 if dim in gone else length for dim, length in enumerate(whole))
         return tuple(length for dim, length in enumerate(whole) if dim not in gone)
+
+
+def zero_form(tensor: Tensor, group: Group) -> Spec:
+    """How ZeRO divides a variable of the optimizer: along the first dimension that has an index for each lane, if there is any."""
+    return next((S(dim) for dim in range(tensor.rank) if (tensor.dim(dim) or 0) >= group.size), R)
 
 
 def _without_lengths(tensor: Tensor, dims: Iterable[Optional[int]]) -> Tensor:

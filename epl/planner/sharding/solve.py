@@ -130,8 +130,10 @@ def solve(items: Sequence[Item], group: Group, machine: Optional[Machine] = None
     Raises:
       ProgramError: an op can't be computed in any form of its inputs.
     """
+    if not items:
+        return Choice({}, (), 0.0)
     machine = machine or Machine()
-    undivided = _used_whole(items, group)
+    undivided = used_whole(items, group)
     for item in items:
         if item.name in undivided and item.fixed is not None and item.fixed.is_sharded:
             raise ProgramError(
@@ -146,7 +148,7 @@ def solve(items: Sequence[Item], group: Group, machine: Optional[Machine] = None
     return _Search([item._replace(divide=False) for item in items], group, machine).run()
 
 
-def _used_whole(items: Sequence[Item], group: Group) -> FrozenSet[str]:
+def used_whole(items: Sequence[Item], group: Group) -> FrozenSet[str]:
     """The variables that some op needs whole, one in a loop for example, and those that go with them into an update."""
     variables = {item.name for item in items if item.is_variable}
     units = hinted_units(items)
