@@ -120,10 +120,10 @@ class ZeroSection(Section):
     level = LateChoiceKey(
         "",
         ("", "v0", "v1", "v2"),
-        "What each replica holds only its share of: the optimizer states (`v0`), also the gradients (`v1`), also the weights (`v2`). "
-        "Empty turns it off. It saves memory with data parallelism; v2 costs additional communication.",
-        "每个副本只保存自己那一份的内容：优化器状态（`v0`），加上梯度（`v1`），再加上权重（`v2`）。空字符串表示关闭。"
-        "适用于数据并行以节省显存；v2 会增加通信量。",
+        "What each replica holds only its share of: weights between steps and optimizer states (`v0`), also the sums of gradients (`v1`), "
+        "also weights during a step (`v2`). Empty turns it off. It saves memory with data parallelism and costs communication.",
+        "每个副本只保存自己那一份的内容：训练步之间的权重和优化器状态（`v0`），加上梯度之和（`v1`），再加上训练步内的权重（`v2`）。空字符串表示关闭。"
+        "适用于数据并行以节省显存，但会增加通信量。",
     )
 
 

@@ -220,11 +220,10 @@ class _Rewriter:
             return self._converted(key, whole, self._sharding.forms.get(key, {}), L, form, self._lane(key), self._program.nodes[ref[0]].phase)
         if reader.phase == APPLY and ref in self._facts.gradients and self._task.parallel:
             return self._sum(ref, form)
-        again = self._plan.zero == "v2" and reader.phase == BACKWARD and held_form(self._program, ref, self._program.held) is not None
-        found = self._form(ref, ref, form, again)
-        if self._plan.zero == "v2" and found[0] in self._nodes and self._nodes[found[0]].op == RESHARD and not form.is_sharded:
-            if held_form(self._program, ref, self._program.held) is not None:
-                self._gathers.setdefault(found[0], reader.name)
+        gathers = self._plan.zero == "v2" and not form.is_sharded and held_form(self._program, ref, self._program.held) is not None
+        found = self._form(ref, ref, form, gathers and reader.phase == BACKWARD)
+        if gathers and found[0] in self._nodes and self._nodes[found[0]].op == RESHARD:
+            self._gathers.setdefault(found[0], reader.name)
         return found
 
     def _gather_in_time(self) -> None:

@@ -75,6 +75,21 @@ def test_gather_and_broadcast():
     assert (broadcast.op, broadcast.name, broadcast.int_attr("root_rank")) == ("HorovodBroadcast", "epl_comm/KEY.001", 1)
 
 
+@pytest.mark.parametrize("shape, tied", [
+    (None, {"shape", "tied"}), ((0, 4), {"tied"}), ((0, None), {"shape", "tied"}), ((2,), set()), ((None,), set()),
+])  # fmt: skip
+def test_what_may_be_empty_is_not_known_to_be_so(shape, tied):
+    """A vector that TensorFlow knows to be empty, the shape of a scalar for one, it takes for a constant: it would run the collective itself."""
+    result = communicate(program_of(("EplShare", "s", ["x"], {"shape": shape, "ranks": (0, 1), "name": "s"})))
+    name = "epl_comm/KEY.s/"
+    slices = {node.name[len(name) :]: node for node in result.nodes.values() if node.op == "Slice"}
+    assert slices.keys() == tied
+    for node in slices.values():
+        assert node.inputs[1] == ("epl_nothing/length", 0) and ANCHOR in result.ancestors([node.name])
+    for node in hvd(result).values():
+        assert not tied or result.nodes[node.inputs[0][0]].op == "Slice"
+
+
 def test_names_count_and_do_not_depend_on_the_users_nodes():
     collectives = [("EplAllReduce", "a/b", ["x"], {"scale": 1.0}), ("EplAllReduce", "d", ["x"], {"scale": 1.0, "name": "flag"})]
     assert list(hvd(communicate(program_of(*collectives)))) == ["epl_comm/KEY.000", "epl_comm/KEY.flag"]

@@ -103,6 +103,13 @@ def test_no_transfer_is_gated(name):
                 assert not gates & program.ancestors([node.name]).keys(), node
 
 
+def test_what_is_fed_is_not_gated():
+    """How much it is may be needed by all stages before the first of them goes backward."""
+    _, program = compiled(pipeline(2), 2, "PreferBackward", 4, Scheduling)[0]
+    fed = [node for node in program.nodes.values() if node.origin in {feed.node for feed in program.feeds} | {"x"} and node.micro_batch]
+    assert fed and not [node for node in fed if any(control.startswith(GATE) for control in node.controls)]
+
+
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_ranks_never_wait_for_each_other_in_a_circle(name, stages):

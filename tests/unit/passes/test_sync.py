@@ -50,6 +50,12 @@ def test_the_chief_sends_its_values():
     assert (node.op, node.inputs, program.targets) == ("HorovodBroadcast", (("epl_sync/w/read", 0),), ("epl_comm/k.000",))
 
 
+def test_variables_in_host_memory_are_copied_there():
+    """A node with another device would be another variable of the session."""
+    program = sync(["w"], task(devices=2, offload="v0"))
+    assert [program.nodes[name].device for name in ("w", "EPL_REPLICA_1/w")] == ["/device:CPU:0"] * 2
+
+
 def test_other_ranks_need_no_values_of_their_own():
     program = sync(["w"], task(ranks=2, rank=1, key="k"))
     assert "epl_sync/w/read" not in program.nodes and program.targets == ("epl_sync/w/assign_0",)
