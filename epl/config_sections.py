@@ -135,10 +135,12 @@ class OffloadSection(Section):
 
     level = ChoiceKey(
         "",
-        ("", "v0"),
-        "`v0` keeps all weights in host memory and copies them to the device when they are used. Empty turns it off. "
-        "It makes larger models fit, at the price of copies in every step.",
-        "`v0` 把全部权重放在主机内存中，使用时再复制到设备。空字符串表示关闭。可以容纳更大的模型，代价是每步都有数据复制。",
+        ("", "v0", "v1", "v2"),
+        "`v0` keeps all weights, and with them the optimizer states, in host memory and copies weights to the device when they are used; `v1` is "
+        "the same; with `v2` activations also wait there between the forward and the backward part. Empty turns it off. It makes larger models "
+        "fit, at the price of copies in every step.",
+        "`v0` 把全部权重连同优化器状态放在主机内存中，使用权重时再复制到设备；`v1` 与之相同；`v2` 还把激活值在前向与反向之间放在主机内存中。"
+        "空字符串表示关闭。可以容纳更大的模型，代价是每步都有数据复制。",
     )
 
 

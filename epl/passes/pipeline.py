@@ -13,6 +13,7 @@ from epl.passes.clone import Clone
 from epl.passes.communicate import Communicate
 from epl.passes.effects import Guard, Order, Statistics
 from epl.passes.gradients import Gradients
+from epl.passes.offload import Offload
 from epl.passes.outputs import Outputs
 from epl.passes.partial import Partial
 from epl.passes.parts import Parts
@@ -34,6 +35,7 @@ def default_passes(task: Task) -> List[Pass]:
         Parts(),
         Shard(),
         Recompute(),
+        Offload(),
         Clone(),
         Agree(),
         Exchange(),

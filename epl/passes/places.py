@@ -7,6 +7,9 @@ from epl.ir.conds import state_of, states_of
 from epl.ir.program import Node, Program
 from epl.planner.plan import Task
 
+HOST = "host"
+"""In the info of a node that is in host memory."""
+
 
 class Places:
     """The devices of one process for a classified program.
@@ -23,7 +26,7 @@ class Places:
     def device(self, node: Node, replica: int) -> str:
         """The runtime name of a device; `replica` is a local index."""
         task = self._task
-        if node.name in self.on_host or task.plan.offload and self._is_offloaded(node):
+        if node.name in self.on_host or node.info.get(HOST) or task.plan.offload and self._is_offloaded(node):
             return task.host
         if not task.stages:
             return task.devices[replica]

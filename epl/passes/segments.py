@@ -68,13 +68,31 @@ def _transient(activations: List[Activation]) -> float:
     return 2 * max((item.size for item in activations if item.saved), default=0.0)
 
 
+def late_nodes(program: Program, order: List[Node]) -> Set[str]:
+    """The backward nodes that wait for a gradient; a loop does as a whole. `order` is topological."""
+    frames = program.facts.frames
+    loops: Set[str] = set()
+    while True:
+        late: Set[str] = set()
+        for node in order:
+            if node.phase != BACKWARD:
+                continue
+            waits = any(s in late for s, _ in node.inputs) or any(s in late for s in node.controls)
+            if waits or node.attr(A.SEED) is not None or frames.get(node.name) in loops:
+                late.add(node.name)
+        found = {frames[name] for name in late if name in frames}
+        if found == loops:
+            return late
+        loops = found
+
+
 class _Finder:
     def __init__(self, program: Program, task: Task):
         self.program = program
         self.task = task
         self.facts = program.facts
         self.order = program.topological()
-        self.late = self._late()
+        self.late = late_nodes(program, self.order)
         self.moving = {v for name, variables in self.facts.writes.items() if name in self.facts.batch for v in variables}
         """What is written while the forward and the backward part run."""
         self.early = [n for n in self.order if n.phase == BACKWARD and n.name in self.facts.batch and n.name not in self.late]
@@ -131,23 +149,6 @@ class _Finder:
     def _is_small(self, node: Node) -> bool:
         """Whether a node only tells lengths and places."""
         return all(t in (types_pb2.DT_INT32, types_pb2.DT_INT64) for t in op_table.output_types(node, self.program))
-
-    def _late(self) -> Set[str]:
-        """The backward nodes that wait for a gradient; a loop does as a whole."""
-        frames = self.facts.frames
-        loops: Set[str] = set()
-        while True:
-            late: Set[str] = set()
-            for node in self.order:
-                if node.phase != BACKWARD:
-                    continue
-                waits = any(s in late for s, _ in node.inputs) or any(s in late for s in node.controls)
-                if waits or node.attr(A.SEED) is not None or frames.get(node.name) in loops:
-                    late.add(node.name)
-            found = {frames[name] for name in late if name in frames}
-            if found == loops:
-                return late
-            loops = found
 
     def _root(self, ref: Ref) -> Ref:
         """The tensor whose buffer a tensor shares."""

@@ -64,7 +64,7 @@ class Plan:
       recompute: "collection" or "auto" where activations are computed again, else "".
       recompute_last: the last taskgraph that does so for "auto"; -1 for all.
       recompute_limit: megabytes that the activations of a device may take; 0 for as little as possible.
-      offload: "v0" where variables stay in host memory, else "".
+      offload: "v0" or "v1" where variables stay in host memory, "v2" where activations wait there too, else "".
       amp: "float16" or "bfloat16" for mixed precision, else "".
       loss_scale: with it, the fixed factor of the loss; 0 for a dynamic one.
       zero: "v0", "v1" or "v2" where the replicas are the lanes of one group that divides what the optimizer writes, else "".

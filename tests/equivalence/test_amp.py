@@ -184,10 +184,35 @@ def test_a_step_is_skipped_with_recomputation(outcome):
     judge_skipped(outcome)
 
 
-@pytest.mark.parametrize("resource", [False, True])
-@pytest.mark.parametrize("layout", ["1x2", "1x2-m2run", "2x1-s2-m2"] + [pytest.param(one, marks=pytest.mark.slow) for one in ("1x1", "1x2-s2-m4")])
-def test_batch_statistics_are_as_before_a_skipped_step(layout, resource, pool):
-    judge_skipped(pool.outcome(request(trained, layout, config=options(), spoiled=SPOILED, norm=True, resource=resource)))
+@cases(trained, "1x2", "1x2-m2run", "2x1-s2-m2", config=options(), spoiled=SPOILED, norm=True)
+def test_batch_statistics_are_as_before_a_skipped_step(outcome):
+    judge_skipped(outcome)
+
+
+@pytest.mark.slow
+@cases(trained, "1x1", "1x2-s2-m4", "2x1", config=options(), spoiled=SPOILED, norm=True)
+def test_batch_statistics_are_as_before_a_skipped_step_in_other_layouts(outcome):
+    judge_skipped(outcome)
+
+
+@cases(trained, "1x2", "2x1", config=options(), spoiled=SPOILED, norm=True, resource=True)
+def test_batch_statistics_in_resource_variables_are_as_before_a_skipped_step(outcome):
+    judge_skipped(outcome)
+
+
+@cases(trained, "2x1", "1x2-m2run", config=options(zero__level="v1"), spoiled=SPOILED)
+def test_a_step_is_skipped_with_zero(outcome):
+    judge_skipped(outcome)
+
+
+@cases(trained, "1x2", "2x1-s2-m2", config=options(offload__level="v2"), spoiled=SPOILED)
+def test_a_step_is_skipped_with_offload(outcome):
+    judge_skipped(outcome)
+
+
+@cases(trained, "2x1", "1x2", config=options(zero__level="v2", gradient_checkpoint__type="auto"), compare=True)
+def test_near_float32_with_zero_and_recomputation(outcome):
+    rounded(outcome, 0.02)
 
 
 @cases(trained, "1x1", "1x2", "2x1", config=options(), norm=True, compare=False)

@@ -82,24 +82,32 @@ def resume_plain(run, earlier):
             return {"values": values, "names": names, "path": saver.save(session, run.path("plain.ckpt"))}
 
 
-@pytest.mark.parametrize("layout", ["1x1", "2x1", "2x1-s2-m2"])
-def test_row_39_the_scale_is_in_the_checkpoint(layout, pool):
+def moved(layout):
+    """Saved in one layout; resumed in it, in another one, and by plain TensorFlow."""
     saved = request(save_scale, layout)
     plain = request(resume_plain, "1x1", plain=True, inputs={"earlier": saved})
-    for rank in pool.outcome(saved).ranks:
+    again, other = (request(resume_scale, name, inputs={"earlier": saved}) for name in (layout, "1x2"))
+    return pytest.param({"saved": saved, "plain": plain, "again": again, "other": other}, id=layout)
+
+
+@pytest.mark.parametrize("outcomes", [moved("1x1"), moved("2x1"), moved("2x1-s2-m2")], indirect=True)
+def test_row_39_the_scale_is_in_the_checkpoint(outcomes):
+    for rank in outcomes["saved"].ranks:
         assert rank["scale"] == [2.0**12, 2]
-    for resumed in (request(resume_scale, layout, inputs={"earlier": saved}), request(resume_scale, "1x2", inputs={"earlier": saved})):
-        for rank in pool.outcome(resumed).ranks:
-            assert rank == {"before": None, "restored": [2.0**12, 2], "after": [2.0**12, 3]}
-    found = pool.outcome(plain).ranks[0]
+    for rank in outcomes["again"].ranks + outcomes["other"].ranks:
+        assert rank == {"before": None, "restored": [2.0**12, 2], "after": [2.0**12, 3]}
+    found = outcomes["plain"].ranks[0]
     assert KEY in found["names"] and len(found["names"]) == len(found["values"]) + 1
-    for name, value in pool.outcome(saved).ranks[0]["values"].items():
+    for name, value in outcomes["saved"].ranks[0]["values"].items():
         np.testing.assert_array_equal(found["values"][name], value)
 
 
-def test_row_39_a_checkpoint_without_a_scale(pool):
-    plain = request(resume_plain, "1x1", plain=True, inputs={"earlier": request(save_scale, "1x1")})
-    for rank in pool.outcome(request(resume_scale, "2x1", inputs={"earlier": plain})).ranks:
+PLAIN = request(resume_plain, "1x1", plain=True, inputs={"earlier": request(save_scale, "1x1")})
+
+
+@cases(resume_scale, "2x1", inputs={"earlier": PLAIN})
+def test_row_39_a_checkpoint_without_a_scale(outcome):
+    for rank in outcome.ranks:
         assert rank == {"before": None, "restored": [2.0**15, 0], "after": [2.0**15, 1]}
 
 

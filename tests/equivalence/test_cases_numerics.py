@@ -321,7 +321,7 @@ def branches(run, steps):
             updates.append(tf.train.MomentumOptimizer(0.01, 0.9).minimize(losses[-1], var_list=[w]))
         loss = run.merge(tf.add_n(losses))
         feeds = [{x: np.random.RandomState(step).randn(4, 6).astype(np.float32), ids: np.int32([step % 5, 1, 2, 2])} for step in range(steps)]
-        with run.session() as session:
+        with run.session(threads=6) as session:
             values = run.train(session, loss, updates, feeds[:-1])
             moved = traffic(session, updates, {key: run.local(value) for key, value in feeds[-1].items()})
             # Each run of a step calls the six functions for each replica and micro-batch once.

@@ -82,14 +82,19 @@ def bytes_of(shape):
     return 4 * int(np.prod(shape, dtype=int))
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("layout", ["2x1", "1x2", "4x1", "2x2"])
-def test_a_device_holds_its_part_of_weights_and_slots(layout, level, pool):
+def of(layout, level, marks=()):
+    return pytest.param(request(train, layout, level=level, compare=True), int(layout[0]) * int(layout[2]), id="%s-%s" % (layout, level), marks=marks)
+
+
+@pytest.mark.parametrize("outcome, count", [
+    of("2x1", "v0"), of("2x1", "v1"), of("1x2", "v1"), of("1x2", "v2"), of("4x1", "v1"), of("4x1", "v2"), of("2x2", "v0"),
+    of("2x1", "v2", pytest.mark.slow), of("1x2", "v0", pytest.mark.slow), of("4x1", "v0", pytest.mark.slow), of("2x2", "v1", pytest.mark.slow),
+    of("2x2", "v2", pytest.mark.slow),
+], indirect=["outcome"])  # fmt: skip
+def test_a_device_holds_its_part_of_weights_and_slots(outcome, count):
     """The largest part of a dimension of n indices is ceil(n / devices); scalars and what is too small are everywhere."""
-    outcome = pool.outcome(request(train, layout, level=level, compare=True))
-    devices = outcome.ranks[0]["held"] if layout == "1x2" else [shapes for rank in outcome.ranks for shapes in rank["held"]]
-    count = len(devices)
-    assert count == (2 if layout in ("2x1", "1x2") else 4)
+    devices = [shapes for rank in outcome.ranks for shapes in rank["held"]]
+    assert len(devices) == count
     for name, shape in NAMES.items():
         for slot in ("", "/Adam", "/Adam_1"):
             parts = [one[name + slot] for one in devices]
@@ -160,17 +165,26 @@ def judge_resumed(saved, whole, resumed):
         same(rank["after"], whole["after"], "after six steps")
 
 
-@pytest.mark.parametrize("before, after, level", [
-    ("2x1", "4x1", "v1"), ("4x1", "1x2", "v2"), ("1x2", "2x1", "v0"), ("2x1", "1x1", ""), ("plain", "2x1", "v1"), ("2x1", "2x1", ""),
-])  # fmt: skip
-def test_row_34_another_number_of_devices_resumes(before, after, level, pool):
-    again = pool.outcome(request(train, after, level=level, inputs={"earlier": SAVED[before]}, first=3, last=6))
-    judge_resumed(pool.outcome(SAVED[before]).ranks[0], pool.outcome(WHOLE).ranks[0], again.ranks)
+def resumed(before, after, level):
+    again = request(train, after, level=level, inputs={"earlier": SAVED[before]}, first=3, last=6)
+    return pytest.param({"saved": SAVED[before], "whole": WHOLE, "again": again}, id="%s-then-%s-%s" % (before, after, level or "off"))
 
 
-def test_h9_plain_tensorflow_resumes_it(pool):
-    found = pool.outcome(request(train_plain, "1x1", plain=True, inputs={"earlier": SAVED["4x1"]}, first=3, last=6)).ranks
-    judge_resumed(pool.outcome(SAVED["4x1"]).ranks[0], pool.outcome(WHOLE).ranks[0], found)
+@pytest.mark.parametrize("outcomes", [
+    resumed("2x1", "4x1", "v1"), resumed("4x1", "1x2", "v2"), resumed("1x2", "2x1", "v0"), resumed("2x1", "1x1", ""),
+    resumed("plain", "2x1", "v1"), resumed("2x1", "2x1", ""),
+], indirect=True)  # fmt: skip
+def test_row_34_another_number_of_devices_resumes(outcomes):
+    judge_resumed(outcomes["saved"].ranks[0], outcomes["whole"].ranks[0], outcomes["again"].ranks)
+
+
+PLAIN = request(train_plain, "1x1", plain=True, inputs={"earlier": SAVED["4x1"]}, first=3, last=6)
+
+
+@together(saved=SAVED["4x1"], whole=WHOLE, plain=PLAIN)
+def test_h9_plain_tensorflow_resumes_it(outcomes):
+    found = outcomes["plain"].ranks
+    judge_resumed(outcomes["saved"].ranks[0], outcomes["whole"].ranks[0], found)
     slots = [name + slot for name in NAMES for slot in ("", "/Adam", "/Adam_1")]
     assert sorted(found[0]["names"]) == sorted(slots + ["beta1_power", "beta2_power", "global_step"])
     for name, value in found[0]["before"].items():

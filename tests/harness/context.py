@@ -118,9 +118,9 @@ class Run:
             epl.add_to_collection(tensor, getattr(epl.GraphKeys, how))
         return tensor
 
-    def session(self, initialize: bool = True) -> tf.Session:
-        """A `tf.Session` on the default graph with variables, tables and iterators initialised."""
-        session = tf.Session()
+    def session(self, initialize: bool = True, threads: int = 0) -> tf.Session:
+        """A `tf.Session` on the default graph with variables, tables and iterators initialised; with so many threads of its own, if any."""
+        session = tf.Session(config=tf.ConfigProto(use_per_session_threads=True, inter_op_parallelism_threads=threads) if threads else None)
         if initialize:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer()])
         return session

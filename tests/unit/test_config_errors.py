@@ -66,7 +66,7 @@ BAD_DICTS = [
     ),
     ({"communication.aggregate_at": ""}, f"communication.aggregate_at must be one of 'raw', 'apply', not '' {DICT}"),
     ({"gradient_checkpoint.type": "all"}, f"gradient_checkpoint.type must be one of '', 'collection', 'auto', not 'all' {DICT}"),
-    ({"offload.level": None}, f"offload.level must be one of '', 'v0', not None {DICT}"),
+    ({"offload.level": None}, f"offload.level must be one of '', 'v0', 'v1', 'v2', not None {DICT}"),
     (
         {"pipeline.strategy": "1f1b"},
         f"pipeline.strategy must be one of {STRATEGIES}, not '1f1b' {DICT}",
