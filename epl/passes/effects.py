@@ -20,6 +20,10 @@ class Order(Pass):
 
     Plain TensorFlow races there with reference variables, and can return a loss that was
     computed from updated weights.
+
+    What is assigned once in a step without a gradient, such as a script's own step counter,
+    waits for what reads it once and does not ask for the new value, such as a learning rate:
+    plain TensorFlow leaves that open too, but reads first in practice.
     """
 
     name = "order"
@@ -29,15 +33,24 @@ class Order(Pass):
             return program
         writers: Dict[str, List[str]] = {}
         readers: Dict[str, List[str]] = {}
+        earlier: Dict[str, List[str]] = {}
+        once: Dict[str, List[str]] = {}
         for node in program.nodes.values():
             if not _is_instance(node):
                 continue
+            single = node.origin not in program.facts.batch and node.origin not in program.facts.frames
             if node.phase != APPLY:
                 for variable in program.facts.variables_of.get(node.origin, ()):
-                    readers.setdefault(instance_name(variable, node.replica, None), []).append(node.name)
+                    name = instance_name(variable, node.replica, None)
+                    readers.setdefault(name, []).append(node.name)
+                    if single and variable in program.facts.writes.get(node.origin, ()):
+                        earlier.setdefault(name, []).append(node.name)
+                    elif single:
+                        once.setdefault(name, []).append(node.name)
             elif node.origin in program.facts.writes:
                 for variable in program.facts.writes[node.origin]:
                     writers.setdefault(instance_name(variable, node.replica, None), []).append(node.name)
+        program = self._read_first(program, task, earlier, once) if earlier else program
         if not writers:
             return program
         after = _descendants(program, [w for names in writers.values() for w in names])
@@ -53,6 +66,17 @@ class Order(Pass):
                     if program.nodes[name].origin not in program.facts.frames:
                         add_controls(nodes, name, free)
         return program.replace(nodes=nodes, fetches=fetches)
+
+    def _read_first(self, program: Program, task: Task, writers: Dict[str, List[str]], readers: Dict[str, List[str]]) -> Program:
+        """Let what is assigned before the gradients are known wait for the single reads that do not ask for it."""
+        after = _descendants(program, [name for names in writers.values() for name in names])
+        nodes = dict(program.nodes)
+        for variable, names in writers.items():
+            waits = [end for reader in readers.get(variable, ()) if reader not in after for end in self._ends(program, task, reader)]
+            free = [end for end in dict.fromkeys(waits) if end not in after and program.nodes[end].phase != APPLY]
+            for name in names:
+                add_controls(nodes, name, free)
+        return program.replace(nodes=nodes)
 
     @staticmethod
     def _ends(program: Program, task: Task, reader: str) -> List[str]:

@@ -11,8 +11,8 @@ from tests.harness.parametrize import cases, together
 from tests.harness.pool import request
 
 STEPS, ROWS, WIDTH = 6, 16, 8
-LAYOUTS = ("1x1", "1x2", "2x1-m2", "2x1-s2-m2", "1x2-a2", "2x1-p2")
-OTHERS = ("2x1", "1x1-m4", "1x2-m2run", "1x2-s2-m4", "2x2-s2-m2", "1x2-p2")
+LAYOUTS = ("1x2", "2x1-m2", "2x1-s2-m2", "2x1-p2")
+OTHERS = ("1x1", "2x1", "1x2-a2", "1x1-m4", "1x2-m2run", "1x2-s2-m4", "2x2-s2-m2", "1x2-p2")
 SPOILED = ((2, ROWS - 1),)
 """(step, row) whose input is infinite: the last row is one replica's, of one micro-batch."""
 
@@ -128,7 +128,7 @@ def test_near_float32_in_bfloat16(outcome):
     rounded(outcome, 0.1)
 
 
-@cases(trained, "1x1", "2x1-s2-m2", config=options(gradient_checkpoint__type="auto"), compare=True)
+@cases(trained, "2x1-s2-m2", config=options(gradient_checkpoint__type="auto"), compare=True)
 def test_near_float32_with_recomputation(outcome):
     rounded(outcome, 0.02)
 
@@ -169,7 +169,7 @@ def test_a_step_is_skipped_in_other_layouts(outcome):
     judge_skipped(outcome)
 
 
-@cases(trained, "1x2", "2x1-s2-m2", "2x1-m2", config=options(), spoiled=SPOILED, resource=True)
+@cases(trained, "1x2", "2x1-s2-m2", config=options(), spoiled=SPOILED, resource=True)
 def test_a_step_is_skipped_with_resource_variables(outcome):
     judge_skipped(outcome)
 
@@ -179,18 +179,18 @@ def test_a_step_is_skipped_with_apply_groups(outcome):
     judge_skipped(outcome)
 
 
-@cases(trained, "1x1", "2x1-s2-m2", config=options(gradient_checkpoint__type="auto"), spoiled=SPOILED)
+@cases(trained, "2x1-s2-m2", config=options(gradient_checkpoint__type="auto"), spoiled=SPOILED)
 def test_a_step_is_skipped_with_recomputation(outcome):
     judge_skipped(outcome)
 
 
-@cases(trained, "1x2", "1x2-m2run", "2x1-s2-m2", config=options(), spoiled=SPOILED, norm=True)
+@cases(trained, "1x2-m2run", "2x1-s2-m2", config=options(), spoiled=SPOILED, norm=True)
 def test_batch_statistics_are_as_before_a_skipped_step(outcome):
     judge_skipped(outcome)
 
 
 @pytest.mark.slow
-@cases(trained, "1x1", "1x2-s2-m4", "2x1", config=options(), spoiled=SPOILED, norm=True)
+@cases(trained, "1x1", "1x2", "1x2-s2-m4", "2x1", config=options(), spoiled=SPOILED, norm=True)
 def test_batch_statistics_are_as_before_a_skipped_step_in_other_layouts(outcome):
     judge_skipped(outcome)
 
@@ -215,7 +215,7 @@ def test_near_float32_with_zero_and_recomputation(outcome):
     rounded(outcome, 0.02)
 
 
-@cases(trained, "1x1", "1x2", "2x1", config=options(), norm=True, compare=False)
+@cases(trained, "1x2", "2x1", config=options(), norm=True)
 def test_batch_statistics_move_in_other_steps(outcome):
     for rank in outcome.ranks:
         means = [step["variables"]["batch_normalization/moving_mean"] for step in rank["history"]]

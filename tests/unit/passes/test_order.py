@@ -204,3 +204,20 @@ def test_two_training_steps_one_after_the_other(layout):
         machine.run("train", {"x:0": X[:, 0]}), plain.run("train", {"x:0": X[:, 0]})
     for name in "dg":
         np.testing.assert_allclose(machine.value(name), plain.run(name + "/Read/ReadVariableOp:0")[0], rtol=1e-5)
+
+
+COUNTER = """
+    c = VarHandleOp() {shape: [], shared_name: c}
+    rate_of = ReadVariableOp(c)
+    slower = Mul(rate_of, rate)
+    own = ReadVariableOp(c)
+    more = Add(own, rate)
+    count = AssignVariableOp(c, more)
+    asked = ReadVariableOp(c, ^count)
+"""
+
+
+def test_a_counter_of_the_script_waits_for_what_reads_it_without_asking_for_the_new_value():
+    program = training(COUNTER, targets="train, count, slower, asked")
+    assert order(program, update="count") == ("rate_of", "own")
+    assert order(program, task(devices=2), "EPL_REPLICA_1/count") == ("EPL_REPLICA_1/rate_of", "EPL_REPLICA_1/own")
