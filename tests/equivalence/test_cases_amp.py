@@ -38,13 +38,16 @@ def network(run, x):
 # Row 39: the state is in the checkpoint.
 
 
+def scaled(run):
+    x = tf.placeholder(tf.float32, [None, WIDTH])
+    loss = network(run, x)
+    return x, loss, tf.train.AdamOptimizer(0.01).minimize(loss), tf.train.Saver()
+
+
 def save_scale(run):
     """Three steps that overflow and two that do not; what is saved."""
     with run.program(dict(AMP)):
-        x = tf.placeholder(tf.float32, [None, WIDTH])
-        loss = network(run, x)
-        train = tf.train.AdamOptimizer(0.01).minimize(loss)
-        saver = tf.train.Saver()
+        x, loss, train, saver = scaled(run)
         with run.session() as session:
             for step in range(5):
                 run.train(session, loss, train, [{x: batch(step, step < 3)}])
@@ -54,10 +57,7 @@ def save_scale(run):
 
 def resume_scale(run, earlier):
     with run.program(dict(AMP)):
-        x = tf.placeholder(tf.float32, [None, WIDTH])
-        loss = network(run, x)
-        train = tf.train.AdamOptimizer(0.01).minimize(loss)
-        saver = tf.train.Saver()
+        x, loss, train, saver = scaled(run)
         with run.session() as session:
             before = loss_scale(run)
             saver.restore(session, earlier["path"])
@@ -70,10 +70,7 @@ def resume_scale(run, earlier):
 def resume_plain(run, earlier):
     """Plain TensorFlow restores the checkpoint, and writes one without a scale."""
     with tf.Graph().as_default():
-        x = tf.placeholder(tf.float32, [None, WIDTH])
-        loss = network(run, x)
-        train = tf.train.AdamOptimizer(0.01).minimize(loss)
-        saver = tf.train.Saver()
+        x, loss, train, saver = scaled(run)
         with run.session() as session:
             saver.restore(session, earlier["path"])
             values = variables(session)
