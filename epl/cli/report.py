@@ -1,4 +1,4 @@
-"""`epl report`: the measured timeline of training steps beside the one that the schedule predicts.
+"""`epl report`: the measured timeline and memory of training steps beside what is predicted.
 
     EPL_TIMELINE=trace mpirun -np 2 python train.py
     epl report trace -o report.html
@@ -91,6 +91,7 @@ def summary(trace: Any) -> Dict[str, Any]:
         "costs_ms": {"%s of stage %d" % key: 1e3 * seconds for key, seconds in sorted(costs_of(trace).items(), key=lambda i: (i[0][1], i[0][0]))},
         "clock_error_ms": 1e-6 * max((c["error_ns"] for c in trace.header.get("clocks", {}).values()), default=0),
         "devices": devices,
+        "memory": trace.header.get("memory", []),
     }
 
 
@@ -104,7 +105,9 @@ def _ms(seconds: Any) -> float:
 
 
 def text(numbers: Dict[str, Any]) -> str:
-    """The table."""
+    """The tables."""
+    from epl.profiler.timeline import memory
+
     kept = "kept in all steps" if numbers["in_order"] else "NOT kept"
     lines = [
         "%d ranks, %d stages, %d micro-batches, steps %s" % (numbers["ranks"], numbers["stages"], numbers["micro_batches"], _list(numbers["steps"])),
@@ -128,6 +131,9 @@ def text(numbers: Dict[str, Any]) -> str:
         lines.append("transfers between stages in ms: " + ", ".join("%.2f" % value for value in numbers["transfer_ms"]))
     if numbers["clock_error_ms"]:
         lines.append("the clocks of the machines are known within %.2f ms" % numbers["clock_error_ms"])
+    table = memory.text(numbers["memory"])
+    if table:
+        lines += ["", table]
     return "\n".join(lines)
 
 

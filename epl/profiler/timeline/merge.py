@@ -55,6 +55,7 @@ def merge(parts: List[Trace]) -> Trace:
             ahead = clocks[event.rank].ahead
             events.append(event._replace(start=event.start - ahead, end=event.end - ahead))
     header = dict(parts[0].header, recorded=[p.header["recorded"][0] for p in parts], machines=machines)
+    header["memory"] = [row for part in parts for row in part.header.get("memory", ())]
     header["clocks"] = {str(rank): {"ahead_ns": clock.ahead, "error_ns": clock.error} for rank, clock in sorted(clocks.items())}
     return Trace(_without_waiting(events), header)
 

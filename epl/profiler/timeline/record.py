@@ -146,6 +146,7 @@ class Recorder:
 def trace_of(runs: List[_Run]) -> Trace:
     """The trace of this rank."""
     from epl.profiler.timeline.collect import Where, bubbles_of, events_of
+    from epl.profiler.timeline.memory import memory_of
 
     events: List[Event] = []
     for run in runs:
@@ -154,7 +155,8 @@ def trace_of(runs: List[_Run]) -> Trace:
         events.append(Event(STEP, "step %d" % run.step, task.rank, "", run.begin, run.end, run.step))
     events += bubbles_of(events)
     task = runs[0].executable.task
-    return Trace(events, dict(_shape(task), ranks=task.ranks, recorded=[task.rank], machines={str(task.rank): machine()}))
+    memory = memory_of(((run.executable.program, run.names, run.metadata) for run in runs), task)
+    return Trace(events, dict(_shape(task), ranks=task.ranks, recorded=[task.rank], machines={str(task.rank): machine()}, memory=memory))
 
 
 def _shape(task: Task) -> Dict[str, Any]:

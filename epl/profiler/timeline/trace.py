@@ -67,7 +67,8 @@ class Trace:
 
     The header has "ranks" (of the job), "recorded" (the ranks whose events are here),
     "schedule", "stages", "micro_batches", "devices" (of a pipeline, 0 for one for each
-    stage), "machines" and, in a merged trace, "clocks", by rank.
+    stage), "memory" (`epl.profiler.timeline.memory`), "machines" and, in a merged trace,
+    "clocks", by rank.
     """
 
     events: List[Event]
