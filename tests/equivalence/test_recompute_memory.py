@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from tests.harness.parametrize import together
 from tests.harness.pool import request
 
-LAYERS, WIDTH, ROWS, STAGE_ROWS = 24, 32, 2048, 512
+LAYERS, WIDTH, ROWS = 24, 32, 2048
 UNKNOWN = 16
 """Rows for which EPL predicts where a batch has no fixed size."""
 
@@ -114,15 +114,14 @@ def stages(run, kind=""):
                     if stage == run.layout.stages - 1:
                         loss = tf.reduce_mean(tf.square(h))
             train = tf.train.GradientDescentOptimizer(0.001).minimize(loss)
-            feeds = {x: np.random.RandomState(0).randn(STAGE_ROWS * run.layout.m, WIDTH).astype(np.float32)}
+            feeds = {x: np.random.RandomState(0).randn(ROWS * run.layout.m, WIDTH).astype(np.float32)}
             with run.session() as session:
-                for _ in range(3):
-                    session.run(train, feeds)
-                found = [by_device(session, train, feeds) for _ in range(3)]
+                session.run(train, feeds)
+                found = [by_device(session, train, feeds) for _ in range(2)]
     finally:
         recompute.find_segments = find
     of_stage = predicted[-1].bytes if predicted else {}
-    return {"peaks": [min(peaks) for peaks in zip(*found)], "predicted": [of_stage[stage] * STAGE_ROWS / UNKNOWN for stage in sorted(of_stage)]}
+    return {"peaks": [min(peaks) for peaks in zip(*found)], "predicted": [of_stage[stage] * ROWS / UNKNOWN for stage in sorted(of_stage)]}
 
 
 def by_device(session, train, feeds):

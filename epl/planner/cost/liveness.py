@@ -143,14 +143,14 @@ class _Run:
     def _bytes(self, node: Node, ref: Ref) -> float:
         if node.op in _NO_BUFFER or op_table.is_handle(node, ref[1], self._program):
             return 0.0
-        dtype = tf.as_dtype(op_table.dtype_of(self._program, *ref)).base_dtype
-        if dtype in (tf.resource, tf.variant, tf.string):
+        dtype = op_table.dtype_of(self._program, *ref)
+        if not dtype or dtype in op_table.OPAQUE:
             return 0.0
         if not self._is_known(ref):
             # What a pass has added is as large as what it is given: sums, copies, what is exchanged.
             return max((self._size.get(self._root.get(source, source), 0.0) for source in node.inputs), default=0.0)
         shape = self._shape_of(ref) or ()
-        return float(dtype.size) * float(np.prod([self._rows if d is None else d for d in shape], dtype=np.float64))
+        return float(tf.as_dtype(dtype).size) * float(np.prod([self._rows if d is None else d for d in shape], dtype=np.float64))
 
     def _is_known(self, ref: Ref) -> bool:
         """Whether a shape is known but for the length of a batch."""
@@ -166,5 +166,7 @@ def _read(node: Node) -> Sequence[Ref]:
 def variable_bytes(node: Node) -> float:
     """The size of a variable; 0 where its shape is not known."""
     shape, dtype = node.attr("shape"), node.attr("dtype")
-    dims = tf.TensorShape(shape.shape) if shape is not None else tf.TensorShape(None)
+    if shape is None or dtype is None:
+        return 0.0
+    dims = tf.TensorShape(shape.shape)
     return float(dims.num_elements() * tf.as_dtype(dtype.type).size) if dims.is_fully_defined() else 0.0
