@@ -208,6 +208,13 @@ class ClusterSection(Section):
         "Empty means equal parts.",
         "每组中各设备分得的 `split` 份额，每个设备一个权重：`2,1` 表示第一个设备分得三分之二。空字符串表示均分。",
     )
+    batch_shares = ShareListKey(
+        "",
+        "How much of a step's samples each replica takes, one weight a replica: with `2,1` the first one takes two thirds. For unequal devices. "
+        "What is fed to a process is divided so, batches of datasets are cut anew, and every sample counts alike. Empty means equal parts.",
+        "每一步中各副本处理的样本份额，每个副本一个权重：`2,1` 表示第一个副本处理三分之二。用于性能不同的设备。"
+        "馈入进程的数据按此划分，数据集的批次按此重新切分，每个样本的权重相同。空字符串表示均分。",
+    )
     devices_per_worker = IntKey(
         0,
         "Number of devices of this process. 0 means all visible GPUs, or one CPU when there is none; "

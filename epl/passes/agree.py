@@ -143,8 +143,9 @@ def _first_lane(task: Task, replica: int) -> int:
 
 
 def uneven_feed(program: Program, task: Task) -> Optional[Feed]:
-    """The fed batch whose number of rows may differ between ranks, or None."""
-    if task.ranks == 1 or task.plan.streams == 1 or task.plan.reduce_method != "mean" or not program.facts.gradients:
+    """The fed batch whose number of rows may differ between replicas, or None."""
+    alone = task.ranks == 1 and not task.plan.batch_shares
+    if alone or task.plan.streams == 1 or task.plan.reduce_method != "mean" or not program.facts.gradients:
         return None
     for feed in program.feeds:
         if feed.mode == DIVIDE and feed.ref[1] == 0:

@@ -1,12 +1,14 @@
 """Fed: how a fed batch comes to the instances of its placeholder."""
 
-from typing import Dict
+from typing import Dict, List, Tuple
 
 from epl.ir import attrs as A
+from epl.ir import op_table
 from epl.ir.build import DT_INT32, Builder
 from epl.ir.program import DIVIDE, FORWARD, Feed, Node, Ref
 from epl.passes.instances import instance_name
 
+INT32 = A.of_type(DT_INT32)
 FED = "/epl_fed"
 """Suffix of the placeholder whose value is divided."""
 
@@ -23,7 +25,7 @@ class FedBatches:
         return self._names.get(name, name)
 
     def divide(self, node: Node, mode: str) -> None:
-        """Divide a fed batch evenly, in order, over the instances of its placeholder here, or give it to each."""
+        """Divide a fed batch by shares, in order, over the instances of its placeholder here, or give it to each."""
         cloner, task = self._cloner, self._cloner.task
         if cloner.instances == [(0, 0)]:
             cloner.nodes[node.name] = node.replace(device=task.host)
@@ -36,7 +38,17 @@ class FedBatches:
         if divided:
             build = Builder(cloner.nodes, task.host, FORWARD)
             axis = build.const(node.name + "/epl_axis", 0, DT_INT32)
-            build.op("Split", split, [axis, (whole, 0)], T=node.attr("dtype"), num_split=A.of_int(len(instances)))
+            shares = self._shares(instances)
+            count = A.of_int(len(instances))
+            if len(set(shares)) == 1:
+                build.op("Split", split, [axis, (whole, 0)], T=node.attr("dtype"), num_split=count)
+            else:
+                # The session has checked that the rows can be divided.
+                rows = build.dim0(node.name + "/epl_rows", (whole, 0), op_table.dtype_of(cloner.program, node.name, 0))
+                unit = build.op("FloorDiv", node.name + "/epl_unit", [rows, build.const(node.name + "/epl_parts", sum(shares), DT_INT32)], T=INT32)
+                sizes = build.op("Mul", node.name + "/epl_sizes", [unit, build.const(node.name + "/epl_shares", shares, DT_INT32)], T=INT32)
+                attrs = {"T": node.attr("dtype"), "Tlen": INT32, "num_split": count}
+                build.op("SplitV", split, [(whole, 0), sizes, axis], **attrs)
         for position, (replica, micro_batch) in enumerate(instances):
             name = instance_name(node.name, replica, micro_batch)
             cloner.nodes[name] = Node(
@@ -50,6 +62,12 @@ class FedBatches:
                 micro_batch=micro_batch,
                 taskgraph=node.taskgraph,
             )
+
+    def _shares(self, instances: List[Tuple[int, int]]) -> List[int]:
+        """The weights of the instances."""
+        task = self._cloner.task
+        known = dict(zip(task.plan.streams_of(task.rank), task.plan.shares_of(task.rank)))
+        return [known.get(task.stream(replica), 1) for replica, _ in instances]
 
     def value(self, feed: Feed) -> Ref:
         """What is fed, as a tensor of its own: a callable may not fetch a tensor that it feeds."""

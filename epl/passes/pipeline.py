@@ -17,6 +17,7 @@ from epl.passes.offload import Offload
 from epl.passes.outputs import Outputs
 from epl.passes.partial import Partial
 from epl.passes.parts import Parts
+from epl.passes.rebatch import Rebatch
 from epl.passes.recompute import Recompute
 from epl.passes.schedule import Scheduling
 from epl.passes.shard.exchange import Exchange
@@ -29,6 +30,7 @@ from epl.planner.plan import Task
 def default_passes(task: Task) -> List[Pass]:
     """The list for one task. Passes with nothing to do for it return their input."""
     return [
+        Rebatch(),
         Classify(),
         Mixed(),
         SaveScale(),

@@ -1,8 +1,10 @@
 """The plan: what goes where. Pure data, the same on every rank."""
 
 import dataclasses
+import functools
 import hashlib
 import json
+import math
 from typing import Any, Dict, List, Optional, Tuple
 
 from epl.planner.sharding.spec import Group
@@ -11,7 +13,7 @@ WHOLE, FIRST, MIDDLE, LAST = "whole", "first", "middle", "last"
 """Parts of a training step: all of it in one run, or one of several consecutive runs."""
 
 
-_LISTS = ("split", "narrow", "shares")
+_LISTS = ("split", "narrow", "shares", "batch_shares")
 
 
 class _Index:
@@ -73,6 +75,7 @@ class Plan:
         fed: 1 when each lane has batches of its own, else all lanes.
       narrow: taskgraphs that the first lane of each group computes alone.
       shares: how much of what is divided each lane gets, as weights; empty for equal parts.
+      batch_shares: how much of a step's samples each stream takes, as weights; empty for equal parts.
     """
 
     ranks: int = 1
@@ -95,6 +98,7 @@ class Plan:
     copies: int = 1
     narrow: Tuple[int, ...] = ()
     shares: Tuple[int, ...] = ()
+    batch_shares: Tuple[int, ...] = ()
     recompute: str = ""
     recompute_last: int = -1
     recompute_limit: int = 0
@@ -123,6 +127,20 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_index", _Index(self.places))
+
+    def streams_of(self, rank: int) -> List[int]:
+        """The streams whose batches a process draws and is fed, in the order in which it does."""
+        here = range(rank * self.devices_per_rank, (rank + 1) * self.devices_per_rank)
+        first = [g for g, row in enumerate(self.places) if row[0] == rank] if self.places else here
+        return [replica // self.copies for replica in first if replica % self.copies == 0]
+
+    def shares_of(self, rank: int) -> Tuple[int, ...]:
+        """How the batch of a process is divided over its streams: weights in lowest terms."""
+        if not self.batch_shares:
+            return (1,) * len(self.streams_of(rank))
+        shares = [self.batch_shares[stream] for stream in self.streams_of(rank)]
+        divisor = functools.reduce(math.gcd, shares, 0)
+        return tuple(share // divisor for share in shares)
 
     def process(self, replica: int, taskgraph: Optional[int]) -> int:
         """The process that holds a taskgraph of a replica; of what belongs to none, and is in all of its processes, the first."""
@@ -241,6 +259,10 @@ class Task:
         """The place of a local replica in its group."""
         return self.replica_id(replica) % self.plan.lanes
 
+    def stream(self, replica: int) -> int:
+        """The stream of batches that a local replica computes."""
+        return self.replica_id(replica) // self.plan.copies
+
     def draws(self, replica: int) -> bool:
         """Whether a local replica draws batches and is fed; else it is given those of the first lane of its group."""
         return self.replica_id(replica) % self.plan.copies == 0
@@ -308,7 +330,7 @@ class Task:
 
     def global_index(self, replica: int, micro_batch: Optional[int]) -> int:
         """Position of a local instance's batch among all batches of the job, replica-major."""
-        return self.replica_id(replica) // self.plan.copies * self.micro_batches + (micro_batch or 0)
+        return self.stream(replica) * self.micro_batches + (micro_batch or 0)
 
     def alone(self) -> "Task":
         """The task of a program that is not `parallel`: only the replicas that some process sees the values of."""

@@ -50,10 +50,20 @@ def modes_of(specs: Sequence[FeedSpec], arrays: Sequence[np.ndarray], parts: int
     return tuple(modes)
 
 
-def check(spec: FeedSpec, array: np.ndarray, mode: str, parts: int) -> None:
-    """Raise `FeedError` unless the value fits its placeholder and can be divided."""
+def check(spec: FeedSpec, array: np.ndarray, mode: str, parts: int, shares: Sequence[int] = ()) -> None:
+    """Raise `FeedError` unless the value fits its placeholder and can be divided.
+
+    Args:
+      parts: equal parts that make up the shares of all instances.
+      shares: of the replicas here, if they are not equal.
+    """
     shape = spec.shape
     divided = mode == DIVIDE and parts > 1
+    if divided and shares and shape is not None and shape and shape[0] is not None:
+        raise FeedError(
+            "The %d rows fed to '%s' are to be divided in the ratio %s (cluster.batch_shares), but the placeholder has a fixed batch of %d rows. "
+            "Leave the number of rows of its shape open (None)" % (array.shape[0], spec.name, ":".join(map(str, shares)), shape[0])
+        )
     if shape is not None:
         wanted: Tuple[Optional[int], ...] = tuple(shape)
         if divided and wanted and wanted[0] is not None:
@@ -66,6 +76,11 @@ def check(spec: FeedSpec, array: np.ndarray, mode: str, parts: int) -> None:
                 else ""
             )
             raise FeedError("Cannot feed a value of shape %s for placeholder '%s', which needs %s%s" % (array.shape, spec.name, _text(wanted), note))
+    if divided and array.shape[0] % parts and shares:
+        raise FeedError(
+            "The %d rows fed to '%s' can't be divided in the ratio %s over the replicas of this process (cluster.batch_shares) with %d micro-batches "
+            "each; feed a multiple of %d rows" % (array.shape[0], spec.name, ":".join(map(str, shares)), parts // sum(shares), parts)
+        )
     if divided and array.shape[0] % parts:
         raise FeedError(
             "The %d rows fed to '%s' can't be divided evenly over %d replicas x micro-batches of this process; feed a multiple of %d rows"

@@ -81,7 +81,8 @@ class Notes:
             return
         fed = {array.shape[0] for array, mode in zip(arrays, modes) if mode == DIVIDE}
         used = not draws and len(fed) == 1 and (not plan.places or any(row[0] == 0 for row in plan.places))
-        self._write("global batch", global_batch(plan, fed.pop() // parts if used else None))
+        # With unequal shares no number of rows is that of every micro-batch.
+        self._write("global batch", global_batch(plan, fed.pop() // parts if used and not plan.batch_shares else None))
         if draws and plan.streams > 1:
             self._write("data policy", data_policy(plan))
 

@@ -1,5 +1,7 @@
 """From the annotated graph and the cluster to a plan."""
 
+import functools
+import math
 from typing import Any, Dict, List, Tuple
 
 from epl.cluster.devices import worker_of
@@ -23,7 +25,8 @@ def make_plan(graph: Any) -> Plan:
     _refuse_unsupported(taskgraphs, config)
     lanes, copies = _lanes(taskgraphs, config, cluster)
     # A graph that trains nothing is not shared: each process runs it for itself.
-    zero = config.zero.level if graph.need_parallel and graph.trains else ""
+    trains = graph.need_parallel and graph.trains
+    zero = config.zero.level if trains else ""
     stages = len(taskgraphs) if len(taskgraphs) > 1 and not config.cluster.colocate_split_and_replicate else 1
     rows = _rows(taskgraphs) if stages > 1 and not env.whole_models else ()
     per_replica = len({t.virtual_device.get_device(0, 0) for t in taskgraphs}) if rows else 0
@@ -44,6 +47,7 @@ def make_plan(graph: Any) -> Plan:
         _refuse_with_zero(lanes, config)
         lanes = len(rows) or cluster.total_gpu_num
         zero = zero if lanes > 1 else ""
+    streams = (len(rows) or cluster.total_gpu_num) // copies
     if rows:
         make_schedule(config.pipeline.strategy, stages, config.pipeline.num_micro_batch, per_replica)
     return Plan(
@@ -67,6 +71,7 @@ def make_plan(graph: Any) -> Plan:
         copies=copies,
         narrow=tuple(t.index for t in taskgraphs if t.virtual_device.num_devices(0) == 1) if lanes > 1 and stages > 1 and not zero else (),
         shares=_shares(config.cluster.split_shares, lanes),
+        batch_shares=_batch_shares(config.cluster.batch_shares, lanes > 1 and not zero, streams) if trains else (),
         amp=config.amp.dtype if config.amp.level else "",
         loss_scale=0.0 if config.amp.loss_scale == "dynamic" else float(config.amp.loss_scale),
         offload=config.offload.level,
@@ -125,6 +130,25 @@ def _shares(text: str, lanes: int) -> Tuple[int, ...]:
             "cluster.split_shares is %r, %d weights, but taskgraphs are split over %d devices. Give one weight a device" % (text, len(shares), lanes)
         )
     return shares if len(set(shares)) > 1 else ()
+
+
+def _batch_shares(text: str, splits: bool, streams: int) -> Tuple[int, ...]:
+    """The weights of the streams in lowest terms; none for equal parts. Raises ConfigError for another number of them."""
+    if not text:
+        return ()
+    if splits:
+        raise ConfigError(
+            "cluster.batch_shares is %r, but there are epl.split scopes, whose devices exchange equal batches. Leave the shares out, or use "
+            "cluster.split_shares for what is split" % text
+        )
+    shares = tuple(map(int, text.split(",")))
+    if len(shares) != streams:
+        raise ConfigError(
+            "cluster.batch_shares is %r, %d weights, but %d replicas take batches in this job. Give one weight a replica"
+            % (text, len(shares), streams)
+        )
+    divisor = functools.reduce(math.gcd, shares)
+    return tuple(share // divisor for share in shares) if len(set(shares)) > 1 else ()
 
 
 def _rows(taskgraphs: List[Any]) -> Tuple[Tuple[int, ...], ...]:

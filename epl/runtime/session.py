@@ -16,6 +16,7 @@ from epl.ir.program import EACH, SAME, Program
 from epl.passes.agree import GATE
 from epl.passes.communicate import ended_program
 from epl.passes.mirrors import with_mirrors
+from epl.passes.rebatch import with_marked_iterators
 from epl.passes.shard.hold import with_held
 from epl.passes.sync import sync_program
 from epl.planner.plan import FIRST, LAST, MIDDLE, WHOLE, Plan, Task
@@ -46,9 +47,9 @@ class RankSession:
         self._plan: Optional[Plan] = None
         self._store: Optional[Store] = None
         self._config = config
-        self._shares = 1
-        self._mirrored: Optional[Tuple[Program, Program]] = None
-        self._divided: Optional[Tuple[Program, Program]] = None
+        self._shares: Tuple[int, ...] = (1,)
+        self._prepared: Optional[Tuple[Program, Program]] = None
+        """The user's graph, and what it is for the passes."""
         self._calls: Dict[Any, Call] = {}
         self._position: Dict[Tuple[int, ...], int] = {}
         self._dirty: Dict[str, None] = {}
@@ -71,7 +72,7 @@ class RankSession:
     def plan(self) -> Plan:
         if self._plan is None:
             self._plan = make_plan(self.epl_graph)
-            self._shares = self._first_stages(self._plan)
+            self._shares = self._plan.shares_of(Env.get().cluster.worker_index) or (1,)
             Env.get().pipelined |= self._plan.is_shared
         return self._plan
 
@@ -82,14 +83,6 @@ class RankSession:
     def _is_shared(self) -> bool:
         """Whether what one rank or replica writes outside training concerns others."""
         return self.plan.replicas > 1 or bool(self.plan.places)
-
-    def _first_stages(self, plan: Plan) -> int:
-        """The replicas over whose first stages a batch that is fed here is divided."""
-        rank = Env.get().cluster.worker_index
-        if plan.places:
-            return max(1, sum(row[0] == rank for row in plan.places[:: plan.copies]))
-        first = rank * plan.devices_per_rank
-        return max(1, sum(replica % plan.copies == 0 for replica in range(first, first + plan.devices_per_rank)))
 
     @property
     def store(self) -> Store:
@@ -323,21 +316,20 @@ class RankSession:
 
     def _whole(self) -> Program:
         """The user's graph, as it is divided among processes."""
-        whole = self._index.whole()
-        if self.plan.places:
-            if self._mirrored is None or self._mirrored[0] is not whole:
-                self._mirrored = (whole, with_mirrors(whole))
-            whole = self._mirrored[1]
-        if self.plan.lanes > 1:
-            if self._divided is None or self._divided[0] is not whole:
-                self._divided = (whole, with_held(whole, self.plan, self._divided[1].held if self._divided else None))
-            return self._divided[1]
-        return whole
+        user = self._index.whole()
+        if self._prepared is None or self._prepared[0] is not user:
+            whole = with_marked_iterators(user, self.plan)
+            if self.plan.places:
+                whole = with_mirrors(whole)
+            if self.plan.lanes > 1:
+                whole = with_held(whole, self.plan, self._prepared[1].held if self._prepared else None)
+            self._prepared = (user, whole)
+        return self._prepared[1]
 
     def _ready(self, call: Call, part: str, arrays: Sequence[np.ndarray]) -> Ready:
         if call.traits.parallel:
             plan = self.plan
-            parts = self._shares * (plan.batches_per_run if call.traits.trains else 1)
+            parts = sum(self._shares) * (plan.batches_per_run if call.traits.trains else 1)
             modes = modes_of(call.feeds, arrays, parts)
         elif self.plan.is_shared:
             # What is fed where the first stage is holds for the whole replica; what is fed to a lane is its own.
@@ -345,7 +337,7 @@ class RankSession:
         else:
             parts, modes = 1, (SAME,) * len(call.feeds)
         for spec, array, mode in zip(call.feeds, arrays, modes):
-            check(spec, array, mode, parts)
+            check(spec, array, mode, parts, self._shares if len(set(self._shares)) > 1 else ())
         ready = call.ready.get((part, modes))
         if ready is None:
             with self._lock:

@@ -31,6 +31,7 @@ DEFAULTS = {
     "cluster.colocate_split_and_replicate": False,
     "cluster.devices_per_worker": 0,
     "cluster.split_shares": "",
+    "cluster.batch_shares": "",
     "cluster.stall_timeout": 60.0,
     "communication.num_communicators": 2,
     "communication.sparse_as_dense": False,

@@ -119,3 +119,12 @@ def test_what_passes_the_check_can_be_divided(shape, rows, rank, parts):
         if shape is not None:
             assert piece.ndim == len(shape) and all(w is None or w == d for w, d in zip(shape, piece.shape))
         assert mode != DIVIDE or parts == 1 or len(piece)
+
+
+def test_unequal_shares_need_a_multiple_of_their_sum_and_an_open_batch():
+    check(spec((None, 2)), np.zeros([8, 2], np.float32), DIVIDE, 8, (3, 1))
+    text = "The 6 rows fed to 'x:0' can't be divided in the ratio 3:1 over .* with 2 micro-batches each; feed a multiple of 8"
+    with pytest.raises(FeedError, match=text):
+        check(spec((None, 2)), np.zeros([6, 2], np.float32), DIVIDE, 8, (3, 1))
+    with pytest.raises(FeedError, match="ratio 3:1 .*, but the placeholder has a fixed batch of 4 rows. Leave the number of rows .* open"):
+        check(spec((4, 2)), np.zeros([16, 2], np.float32), DIVIDE, 4, (3, 1))

@@ -145,6 +145,11 @@ def known_types() -> List[str]:
     return sorted(_RULES)
 
 
+def rule_of(op_type: str) -> str:
+    """The name of the rule for a type of op; that of the type where there is none."""
+    return _RULES[op_type].__name__ if op_type in _RULES else op_type
+
+
 def sayings(op: Op) -> Sayings:
     """What the rule of an op says; nothing for an op without one, or whose ranks are unknown.
 

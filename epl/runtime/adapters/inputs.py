@@ -25,10 +25,19 @@ def share_of(files: List[str]) -> List[str]:
     env = Env.get()
     cluster, options = env.cluster, env.config.io
     env.deals_files = True
-    replicas = [cluster.gpu_num_per_worker] * cluster.worker_num
-    mine = slice_files(files, replicas, cluster.worker_index, options.drop_last_files, options.unbalanced_io_slicing)
+    weights = _weights(cluster, env.config.cluster.batch_shares)
+    mine = slice_files(files, weights, cluster.worker_index, options.drop_last_files, options.unbalanced_io_slicing)
     logging.info("io.slicing: worker %d of %d reads %d of %d files: %s", cluster.worker_index, cluster.worker_num, len(mine), len(files), mine[:5])
     return mine
+
+
+def _weights(cluster: Any, batch_shares: str) -> List[int]:
+    """How much each worker reads: by its devices, or by the shares of its replicas (`cluster.batch_shares`)."""
+    shares = [int(share) for share in batch_shares.split(",") if share]
+    if not shares or len(shares) % cluster.worker_num:
+        return [cluster.gpu_num_per_worker] * cluster.worker_num
+    each = len(shares) // cluster.worker_num
+    return [sum(shares[worker * each : (worker + 1) * each]) for worker in range(cluster.worker_num)]
 
 
 def _active() -> bool:

@@ -20,6 +20,7 @@ from epl.ir import op_table
 from epl.ir.graph import GraphKeys
 from epl.passes.shard import hold, rewrite
 from epl.planner.sharding import graph, solve
+from epl.planner.sharding.op import rule_of
 from epl.planner.sharding.strategy import strategies
 from tests.unit.machine import Machine, Plain, user_graph
 from tests.unit.sharding.random_functions import ONCE, UNARY
@@ -111,7 +112,13 @@ class Dice(solve.Machine):
 
 
 class Seen:
-    """In which ways ops could be computed, and in which they were: (type, forms of inputs and outputs, how).
+    """In which ways ops could be computed, and in which they were: (rule, forms of inputs and outputs, how).
+
+    What holds for all ops of a rule, such as that of element-wise ones, counts once: of the hundred types, each with
+    its ways, most come up a few times only. `test_rules` has every type in every way.
+
+    Terms of a sum are made by ops alone: nothing brings a tensor into that form. So a way that takes terms
+    could be taken only where the op before has one that makes them.
 
     Not counted is what computes initial values, where sums of terms never come up.
     """
@@ -121,14 +128,18 @@ class Seen:
 
     def note(self, sharding, group):
         units = solve.hinted_units(list(sharding.items.values()))
+        sums = set()
         for name, item in sharding.items.items():
+            ways = item.ways or strategies(item.op, item.lanes, item.analysis, group, units) if item.free else [sharding.strategies[name]]
+            ways = [w for w in ways if all(form.kind != "P" or ref in sums for form, ref in zip(w.inputs, item.inputs))]
+            sums.update((name, index) for w in ways for index, form in enumerate(w.outputs) if form.kind == "P")
             if item.free and not item.ways and not item.prepares:
                 self.taken.add(self._kind(item, sharding.strategies[name]))
-                self.possible.update(self._kind(item, w) for w in strategies(item.op, item.lanes, item.analysis, group, units))
+                self.possible.update(self._kind(item, w) for w in ways)
 
     @staticmethod
     def _kind(item, way):
-        return item.op.type, tuple((s.kind, s.dim) for s in way.inputs), tuple((s.kind, s.dim) for s in way.outputs), way.how
+        return rule_of(item.op.type), tuple((s.kind, s.dim) for s in way.inputs), tuple((s.kind, s.dim) for s in way.outputs), way.how
 
 
 @contextlib.contextmanager
