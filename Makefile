@@ -37,7 +37,7 @@ test-all: lint docs-check ## the same with the slow tests
 lint: ## ruff and mypy
 	@$(ENVIRONMENT) && "$$PY" -m ruff check . && if "$$PY" -c "import mypy" 2>/dev/null; then "$$PY" -m mypy; else echo "mypy: not part of this Python's environment, left out"; fi
 
-docs: ## write the tables of configuration keys into the documentation
+docs: ## write the tables of configuration keys and devices into the documentation
 	@$(ENVIRONMENT) && "$$PY" tools/generate_config_docs.py
 
 docs-check: ## fail if those tables are stale

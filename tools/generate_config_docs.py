@@ -1,4 +1,4 @@
-"""Write the tables of configuration keys into docs/{en,zh}/api/config.md.
+"""Write the tables of configuration keys into docs/{en,zh}/api/config.md, and that of devices into docs/en/hardware.md.
 
 The text around the markers is written by hand. `--check` changes nothing and exits
 with 1 when a file is stale.
@@ -7,14 +7,16 @@ with 1 when a file is stale.
 import argparse
 import pathlib
 import sys
-from typing import Sequence
+from typing import Iterator, Sequence, Tuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from epl.config import schema  # noqa: E402 (needs the path above)
+from epl.cluster.hardware.catalogue import catalogue_table  # noqa: E402 (needs the path above)
+from epl.config import schema  # noqa: E402
 
 BEGIN = "<!-- begin: written by tools/generate_config_docs.py from epl/config_sections.py -->"
+BEGIN_HARDWARE = "<!-- begin: written by tools/generate_config_docs.py from epl/cluster/hardware/catalogue.yaml -->"
 END = "<!-- end -->"
 
 HEADERS = {
@@ -55,21 +57,27 @@ def tables(language: str) -> str:
     return "\n".join(lines)
 
 
-def render(text: str, language: str) -> str:
-    """The page with fresh tables between its markers."""
-    before, begin, rest = text.partition(BEGIN)
+def sections() -> Iterator[Tuple[pathlib.Path, str, str]]:
+    """What is written: the page, the line before it, the text."""
+    for language in HEADERS:
+        yield page(language), BEGIN, tables(language)
+    yield ROOT / "docs" / "en" / "hardware.md", BEGIN_HARDWARE, catalogue_table()
+
+
+def render(path: pathlib.Path, text: str, begin: str, fresh: str) -> str:
+    """The page with a fresh text between its markers."""
+    before, found, rest = text.partition(begin)
     _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{page(language)}: the markers are missing; the page needs the lines\n{BEGIN}\n{END}")
-    return f"{before}{BEGIN}\n\n{tables(language)}\n{END}{after}"
+    if not found or not end:
+        raise SystemExit(f"{path}: the markers are missing; the page needs the lines\n{begin}\n{END}")
+    return f"{before}{begin}\n\n{fresh}\n{END}{after}"
 
 
 def main(check: bool) -> int:
     stale = []
-    for language in HEADERS:
-        path = page(language)
+    for path, begin, section in sections():
         text = path.read_text(encoding="utf-8")
-        fresh = render(text, language)
+        fresh = render(path, text, begin, section)
         if fresh == text:
             continue
         if not check:

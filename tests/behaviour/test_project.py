@@ -121,6 +121,7 @@ class TestMetadata:
         sources = (info / "SOURCES.txt").read_text().splitlines()
         assert "requirements/base.in" in sources  # setup.py reads it
         assert "epl/cli/main.py" in sources
+        assert "epl/cluster/hardware/catalogue.yaml" in sources
 
     def test_every_folder_with_code_is_a_package(self):
         folders = {path.parent for path in PYTHON_FILES if name(path).startswith("epl/")}

@@ -11,6 +11,7 @@ from epl.config_sections import SECTIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("clean_environment")
+HARDWARE = pathlib.Path("docs", "en", "hardware.md")
 KEYS = [key for section in schema() for key in section.keys]
 
 
@@ -31,9 +32,9 @@ def tool():
 def copied(tool, tmp_path, monkeypatch):
     """A folder with copies of the pages, on which the generator works."""
     for language in ("en", "zh"):
-        target = page(language, tmp_path)
-        target.parent.mkdir(parents=True)
-        target.write_text(page(language).read_text(encoding="utf-8"), encoding="utf-8")
+        page(language, tmp_path).parent.mkdir(parents=True)
+        page(language, tmp_path).write_text(page(language).read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / HARDWARE).write_text((ROOT / HARDWARE).read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     return tmp_path
 
@@ -57,6 +58,15 @@ def test_page_without_markers_is_refused(tool, copied):
     page("en", copied).write_text("# Configuration\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="docs/en/api/config.md: the markers are missing"):
         tool.main(check=False)
+
+
+def test_check_reports_a_stale_table_of_devices(tool, copied, capsys):
+    fresh = (copied / HARDWARE).read_text(encoding="utf-8")
+    (copied / HARDWARE).write_text(fresh.replace("| `T4` | 8.1 |", "| `T4` | 8.2 |"), encoding="utf-8")
+    assert tool.main(check=True) == 1
+    assert capsys.readouterr().out == "stale; run tools/generate_config_docs.py: docs/en/hardware.md\n"
+    assert tool.main(check=False) == 0
+    assert (copied / HARDWARE).read_text(encoding="utf-8") == fresh
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
