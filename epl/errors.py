@@ -17,6 +17,10 @@ class ClusterError(EplError, RuntimeError):
     """The description of hosts, workers or devices is wrong or does not fit the program."""
 
 
+class PlanError(EplError, ValueError):
+    """A plan does not fit the model, the cluster or itself, or none can be made."""
+
+
 class ProgramError(EplError, RuntimeError):
     """The program can't be distributed so that it trains what the plain script trains."""
 

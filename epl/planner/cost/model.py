@@ -42,6 +42,7 @@ class Layer:
       seconds: kind of device -> measured (forward, backward) seconds of one sample; it wins over the roofline.
       tied: weights with the same name in several layers are one variable; "" for weights of its own.
       split_by: the largest number of parts that its weights can be divided into; 1 where that is not possible.
+      divided: the part of its work that is divided with its weights; each of the parts does the rest as a whole.
       exchanged: bytes of one sample that each of the parts exchanges for that in the forward pass (and again in the backward pass).
     """
 
@@ -56,6 +57,7 @@ class Layer:
     seconds: Mapping[str, Tuple[float, float]] = dataclasses.field(default_factory=dict)
     tied: str = ""
     split_by: int = 1
+    divided: float = 1.0
     exchanged: float = 0.0
 
     def forward_seconds(self, device: Device, samples: float, dtype: str = "float32") -> float:

@@ -52,27 +52,40 @@ class Timeline:
         return self.bubble / self.period if self.period else 0.0
 
 
-def simulate(schedule: Schedule, cost: Optional[Costs] = None, transfer: Union[float, Sequence[float]] = 0.0) -> Timeline:
+def simulate(schedule: Schedule, cost: Optional[Costs] = None, transfer: Union[float, Sequence[float]] = 0.0, queued: bool = False) -> Timeline:
     """Let each device run its list in order, each action as early as its inputs allow.
 
     `cost` gives durations by kind or (kind, chunk), see `Costs`. `transfer` is the time
     from the end of an action until another device can use its result: one number, or
-    one for each boundary between neighbouring stages. Transfers occupy no device.
+    one for each boundary between neighbouring stages. Transfers occupy no device. They
+    pass each other freely, unless they are `queued`: then a link, that is one device to
+    another in one direction, carries one at a time, in the order in which they are sent.
     """
     duration = durations(cost, schedule.split_backward)
     if not isinstance(transfer, (int, float)) and len(transfer) != schedule.stages - 1:
         raise ScheduleError(f"{schedule.stages} stages have {schedule.stages - 1} boundaries, but there are {len(transfer)} transfer times")
+    last = schedule.stages - 1
+    boundaries = [transfer] * last if isinstance(transfer, (int, float)) else transfer
+    owner = [schedule.device_of(chunk) for chunk in range(schedule.stages)]
     ends: Dict[Action, float] = {}
+    arrivals: Dict[Action, float] = {}
+    free: Dict[Tuple[int, int], float] = {}
     lists: List[List[Span]] = [[] for _ in schedule.devices]
     for device, action in execution_order(schedule):
+        kind, _, chunk = action
         start = lists[device][-1].end if lists[device] else 0
         for source in data_dependencies(action, schedule.stages):
-            arrival = ends[source]
-            if schedule.device_of(source.chunk) != device:
-                arrival += transfer if isinstance(transfer, (int, float)) else transfer[min(source.chunk, action.chunk)]
-            start = max(start, arrival)
-        ends[action] = start + duration(action)
-        lists[device].append(Span(action, start, ends[action]))
+            start = max(start, ends[source] if source.chunk == chunk else arrivals[source])
+        end = ends[action] = start + duration(action)
+        lists[device].append(Span(action, start, end))
+        # What the next stage, or for a backward the one before, is given.
+        target = chunk + 1 if kind == "F" else chunk - 1
+        if kind != "W" and 0 <= target <= last:
+            seconds = boundaries[min(chunk, target)] if owner[target] != device else 0
+            if queued and seconds:
+                end = max(end, free.get((device, owner[target]), end))
+                free[device, owner[target]] = end + seconds
+            arrivals[action] = end + seconds
     return Timeline(tuple(map(tuple, lists)), tuple(_peak(spans, schedule.release) for spans in lists))
 
 
