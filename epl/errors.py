@@ -53,9 +53,5 @@ class StallError(EplError, RuntimeError):
     """Nothing moved for longer than `cluster.stall_timeout`."""
 
 
-class PlanError(EplError, ValueError):
-    """The planner is asked for a plan that can't be: it does not fit, or the numbers contradict each other."""
-
-
 class CheckpointError(EplError, RuntimeError):
     """A checkpoint can't be written, read or matched with the program."""
