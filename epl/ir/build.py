@@ -1,5 +1,6 @@
 """Building new nodes: a small vocabulary of TensorFlow ops."""
 
+import itertools
 from typing import Any, Dict, Optional, Sequence
 
 from tensorflow.core.framework import types_pb2
@@ -97,6 +98,22 @@ class Builder:
             Taxis=A.of_type(DT_INT32),
             batch_dims=A.of_int(0),
         )
+
+    def parts(self, name: str, total: Ref, shares: Sequence[int], dtype: int, chosen: Optional[Sequence[int]] = None) -> Ref:
+        """How a whole number is divided by shares: a vector whose sum is the number. Each part ends where its share does, rounded down.
+
+        Args:
+          total: an integer scalar. dtype: its type.
+          chosen: which parts the vector has; None for all.
+        """
+        bounds = list(itertools.accumulate([0] + list(shares)))
+        positions = range(len(shares)) if chosen is None else chosen
+        whole = self.const(name + "/whole", bounds[-1], dtype)
+        ends = []
+        for what, values in (("begin", [bounds[p] for p in positions]), ("end", [bounds[p + 1] for p in positions])):
+            scaled = self.mul("%s/%s/scaled" % (name, what), total, self.const("%s/%s/shares" % (name, what), values, dtype), dtype)
+            ends.append(self.op("FloorDiv", "%s/%s" % (name, what), [scaled, whole], T=A.of_type(dtype)))
+        return self.op("Sub", name, [ends[1], ends[0]], T=A.of_type(dtype))
 
     def element(self, name: str, vector: Ref, index: int, dtype: int) -> Ref:
         """One element of a vector as a scalar."""

@@ -43,10 +43,9 @@ class FedBatches:
             if len(set(shares)) == 1:
                 build.op("Split", split, [axis, (whole, 0)], T=node.attr("dtype"), num_split=count)
             else:
-                # The session has checked that the rows can be divided.
+                # The session has checked that each instance gets a row.
                 rows = build.dim0(node.name + "/epl_rows", (whole, 0), op_table.dtype_of(cloner.program, node.name, 0))
-                unit = build.op("FloorDiv", node.name + "/epl_unit", [rows, build.const(node.name + "/epl_parts", sum(shares), DT_INT32)], T=INT32)
-                sizes = build.op("Mul", node.name + "/epl_sizes", [unit, build.const(node.name + "/epl_shares", shares, DT_INT32)], T=INT32)
+                sizes = build.parts(node.name + "/epl_sizes", rows, shares, DT_INT32)
                 attrs = {"T": node.attr("dtype"), "Tlen": INT32, "num_split": count}
                 build.op("SplitV", split, [(whole, 0), sizes, axis], **attrs)
         for position, (replica, micro_batch) in enumerate(instances):

@@ -6,7 +6,7 @@ samples. Its iterator is given the dataset through a `RebatchDatasetV2` with the
 the order in which the replicas draw.
 """
 
-from typing import Dict, List, Optional
+from typing import Dict, Optional
 
 from tensorflow.core.framework import function_pb2
 
@@ -124,21 +124,10 @@ _OUTPUT = {"Const": "output", "Mul": "z", "FloorDiv": "z", "Sub": "z"}
 def _cut(build: Builder, prefix: str, task: Task, dataset: Ref, size: Ref, iterator: Node) -> Ref:
     """The dataset in batches of the shares of this process; the shares of all streams add up to `size` samples for each."""
     plan = task.plan
-    bounds = [0]
-    for share in plan.batch_shares:
-        bounds.append(bounds[-1] + share)
-    streams = [s for s in plan.streams_of(task.rank) for _ in range(plan.batches_per_run)]
+    streams = [stream for stream in plan.streams_of(task.rank) for _ in range(plan.batches_per_run)]
     count = build.const(prefix + "/epl_streams", plan.streams, DT_INT64)
     samples = build.mul(prefix + "/epl_samples", size, count, DT_INT64)
-
-    def edge(which: str, values: List[int]) -> Ref:
-        """Where the part of each of the streams begins or ends: rounded down, so that the parts add up."""
-        scaled = build.mul("%s/epl_%s_scaled" % (prefix, which), samples, build.const("%s/epl_%s" % (prefix, which), values, DT_INT64), DT_INT64)
-        whole = build.const(prefix + "/epl_whole", bounds[-1], DT_INT64)
-        return build.op("FloorDiv", "%s/epl_%s_at" % (prefix, which), [scaled, whole], T=A.of_type(DT_INT64))
-
-    begin, end = edge("begin", [bounds[s] for s in streams]), edge("end", [bounds[s + 1] for s in streams])
-    sizes = build.op("Sub", prefix + "/epl_sizes", [end, begin], T=A.of_type(DT_INT64))
+    sizes = build.parts(prefix + "/epl_sizes", samples, plan.batch_shares, DT_INT64, streams)
     keep = build.const(prefix + "/epl_keep_remainder", False, 10)
     types, shapes = iterator.attr("output_types"), iterator.attr("output_shapes")
     return build.op("RebatchDatasetV2", prefix + "/epl_rebatch", [dataset, sizes, keep], output_types=types, output_shapes=shapes)

@@ -1,5 +1,6 @@
 """Feeding: how a fed value is used, and whether it fits."""
 
+import itertools
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -76,11 +77,9 @@ def check(spec: FeedSpec, array: np.ndarray, mode: str, parts: int, shares: Sequ
                 else ""
             )
             raise FeedError("Cannot feed a value of shape %s for placeholder '%s', which needs %s%s" % (array.shape, spec.name, _text(wanted), note))
-    if divided and array.shape[0] % parts and shares:
-        raise FeedError(
-            "The %d rows fed to '%s' can't be divided in the ratio %s over the replicas of this process (cluster.batch_shares) with %d micro-batches "
-            "each; feed a multiple of %d rows" % (array.shape[0], spec.name, ":".join(map(str, shares)), parts // sum(shares), parts)
-        )
+    if divided and shares:
+        _check_shares(spec, array.shape[0], parts // sum(shares), shares)
+        return
     if divided and array.shape[0] % parts:
         raise FeedError(
             "The %d rows fed to '%s' can't be divided evenly over %d replicas x micro-batches of this process; feed a multiple of %d rows"
@@ -89,6 +88,17 @@ def check(spec: FeedSpec, array: np.ndarray, mode: str, parts: int, shares: Sequ
     if divided and array.shape[0] == 0:
         raise FeedError(
             "An empty batch is fed to '%s'; a training step needs at least one row for each of %d replicas x micro-batches" % (spec.name, parts)
+        )
+
+
+def _check_shares(spec: FeedSpec, rows: int, micro_batches: int, shares: Sequence[int]) -> None:
+    """Raise `FeedError` if some instance would get no row."""
+    bounds = list(itertools.accumulate([0] + [share for share in shares for _ in range(micro_batches)]))
+    ends = [rows * bound // bounds[-1] for bound in bounds]
+    if any(end == begin for begin, end in zip(ends, ends[1:])):
+        raise FeedError(
+            "The %d rows fed to '%s' are too few to be divided in the ratio %s over the replicas of this process (cluster.batch_shares) with %d "
+            "micro-batches each: some would get none. Feed more rows" % (rows, spec.name, ":".join(map(str, shares)), micro_batches)
         )
 
 

@@ -277,10 +277,10 @@ def batch_shares_of_a_split_model():
     split_model(2, lambda: epl.split(2), cluster__batch_shares="2,1", cluster__colocate_split_and_replicate=True)
 
 
-def fed_rows_in_another_ratio():
-    start(cluster__devices_per_worker=2, cluster__batch_shares="2,1")
+def too_few_rows_for_the_shares():
+    start(cluster__devices_per_worker=2, cluster__batch_shares="1,3")
     x, loss, train = linear()
-    session().run([loss, train], {x: np.ones((4, 2))})
+    session().run([loss, train], {x: np.ones((3, 2))})
 
 
 def splits_of_different_sizes():
@@ -407,7 +407,7 @@ MISTAKES = [
     (shares_for_other_devices, errors.ConfigError, "cluster.split_shares is '2,1,1', 3 weights, but taskgraphs are split over 2 devices"),
     (batch_shares_for_other_replicas, errors.ConfigError, "cluster.batch_shares is '2,1,1', 3 weights, but 2 replicas take batches in this job"),
     (batch_shares_of_a_split_model, errors.ConfigError, "cluster.batch_shares is '2,1', but there are epl.split scopes"),
-    (fed_rows_in_another_ratio, errors.FeedError, "The 4 rows fed to 'x:0' can't be divided in the ratio 2:1"),
+    (too_few_rows_for_the_shares, errors.FeedError, "The 3 rows fed to 'x:0' are too few to be divided in the ratio 1:3"),
     (splits_of_different_sizes, errors.ProgramError, "Taskgraphs are split over [2, 4] devices of 4: expected one number for all of them"),
     (
         replicated_over_some_of_the_devices,

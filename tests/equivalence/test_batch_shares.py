@@ -75,7 +75,10 @@ def judge(outcome):
             np.testing.assert_allclose(rank[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-LAYOUTS = ("1x2 3,1", "2x1 1,3", "1x3 3,2,1", "2x2 1,1,3,3", "1x2-m4run 5,1", "2x1-m2 2,1", "2x2-s2-m2 2,1", "4x1-s2-m2 1,5", "1x4-s2 1,2")
+LAYOUTS = (
+    "1x2 3,1", "2x1 1,3", "1x3 3,2,1", "1x3 5,7,11", "2x2 1,1,3,3", "1x2-m4run 5,1", "1x2-m4run 3,4", "2x1-m2 2,1",
+    "2x2-s2-m2 2,1", "4x1-s2-m2 1,5", "1x4-s2 1,2",
+)  # fmt: skip
 
 
 def each():

@@ -121,10 +121,11 @@ def test_what_passes_the_check_can_be_divided(shape, rows, rank, parts):
         assert mode != DIVIDE or parts == 1 or len(piece)
 
 
-def test_unequal_shares_need_a_multiple_of_their_sum_and_an_open_batch():
-    check(spec((None, 2)), np.zeros([8, 2], np.float32), DIVIDE, 8, (3, 1))
-    text = "The 6 rows fed to 'x:0' can't be divided in the ratio 3:1 over .* with 2 micro-batches each; feed a multiple of 8"
+def test_unequal_shares_leave_no_replica_without_rows_and_need_an_open_batch():
+    for rows in (8, 9, 12):
+        check(spec((None, 2)), np.zeros([rows, 2], np.float32), DIVIDE, 8, (3, 1))
+    text = "The 3 rows fed to 'x:0' are too few to be divided in the ratio 3:1 over .* with 2 micro-batches each: some would get none"
     with pytest.raises(FeedError, match=text):
-        check(spec((None, 2)), np.zeros([6, 2], np.float32), DIVIDE, 8, (3, 1))
+        check(spec((None, 2)), np.zeros([3, 2], np.float32), DIVIDE, 8, (3, 1))
     with pytest.raises(FeedError, match="ratio 3:1 .*, but the placeholder has a fixed batch of 4 rows. Leave the number of rows .* open"):
         check(spec((4, 2)), np.zeros([16, 2], np.float32), DIVIDE, 4, (3, 1))
