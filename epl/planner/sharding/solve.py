@@ -222,13 +222,7 @@ class _Search:
     # Strategies.
 
     def _ways(self, item: Item) -> List[Tuple[Strategy, float]]:
-        ways = list(item.ways) or strategies(item.op, item.lanes, item.analysis, self._group, self._units)
-        if item.fixed is not None:
-            ways = [way for way in ways if way.outputs[0] == item.fixed]
-        elif not item.free:
-            ways = ways[:1]
-        elif item.divide:
-            ways = [way for way in ways if way.outputs[0].is_sharded] or ways
+        ways = ways_of(item, self._group, self._units)
         if not ways:
             raise ProgramError("Node '%s' (%s) can't be held as %s, as its variable was before" % (item.name, item.op.type, item.fixed))
         return [(way, self._machine.computes(item, way, self._group)) for way in ways]
@@ -370,6 +364,16 @@ def _attrs(op: Op) -> object:
     """What a rule may look at beside the tensors."""
     attrs = [(k, repr(v)) for k, v in op.attrs.items() if not k.startswith("_") and k not in ("shared_name", "debug_name", "container", "value")]
     return tuple(sorted(attrs)), tuple(sorted((i, np.asarray(v).tobytes()) for i, v in op.constants.items() if np.size(v) < 64))
+
+
+def ways_of(item: Item, group: Group, units: Mapping[int, Tuple[int, ...]]) -> List[Strategy]:
+    """The ways among which one is chosen; none where an earlier decision can't be kept."""
+    ways = list(item.ways) or strategies(item.op, item.lanes, item.analysis, group, units)
+    if item.fixed is not None:
+        return [way for way in ways if way.outputs[0] == item.fixed]
+    if not item.free:
+        return ways[:1]
+    return [way for way in ways if way.outputs[0].is_sharded] or ways if item.divide else ways
 
 
 def hinted_units(items: Sequence[Item]) -> Mapping[int, Tuple[int, ...]]:

@@ -21,7 +21,6 @@ from epl.ir.graph import GraphKeys
 from epl.passes.shard import hold, rewrite
 from epl.planner.sharding import graph, solve
 from epl.planner.sharding.op import rule_of
-from epl.planner.sharding.strategy import strategies
 from tests.unit.machine import Machine, Plain, user_graph
 from tests.unit.sharding.random_functions import ONCE, UNARY
 from tests.unit.sharding.random_layers import CLASSES, COLUMNS, KINDS, LOOPS, MIXING, PLACES, WORDS, Layers
@@ -118,7 +117,8 @@ class Seen:
     its ways, most come up a few times only. `test_rules` has every type in every way.
 
     Terms of a sum are made by ops alone: nothing brings a tensor into that form. So a way that takes terms
-    could be taken only where the op before has one that makes them.
+    could be taken only where the op before has one that makes them, and what has to be divided, or was
+    decided for another program, is no choice.
 
     Not counted is what computes initial values, where sums of terms never come up.
     """
@@ -130,8 +130,7 @@ class Seen:
         units = solve.hinted_units(list(sharding.items.values()))
         sums = set()
         for name, item in sharding.items.items():
-            ways = item.ways or strategies(item.op, item.lanes, item.analysis, group, units) if item.free else [sharding.strategies[name]]
-            ways = [w for w in ways if all(form.kind != "P" or ref in sums for form, ref in zip(w.inputs, item.inputs))]
+            ways = [w for w in solve.ways_of(item, group, units) if all(form.kind != "P" or ref in sums for form, ref in zip(w.inputs, item.inputs))]
             sums.update((name, index) for w in ways for index, form in enumerate(w.outputs) if form.kind == "P")
             if item.free and not item.ways and not item.prepares:
                 self.taken.add(self._kind(item, sharding.strategies[name]))
