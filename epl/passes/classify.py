@@ -271,6 +271,8 @@ def _batch_nodes(
         members.setdefault(frame, []).append(name)
     batch: Set[str] = set()
     stack: List[str] = []
+    waiting: Set[str] = set()
+    """What waits for nodes of a micro-batch and is given none of their values."""
 
     def mark(name: str) -> None:
         if name in batch or name in shared or name in outputs or phases[name] == APPLY:
@@ -285,10 +287,24 @@ def _batch_nodes(
         while stack:
             name = stack.pop()
             for consumer, index in program.consumers.get(name, ()):
-                other = program.nodes[consumer]
-                if index < 0 and (other.attr(A.UPDATE) is not None or op_table.writes(program, other)):
-                    continue  # it only waits: it runs once per step, after all instances
-                mark(consumer)
+                if index < 0:
+                    waiting.add(consumer)
+                else:
+                    mark(consumer)
+
+    def spread_to_steering() -> None:
+        """What only waits runs once per step, after all instances, unless a micro-batch needs it in turn."""
+        while True:
+            spread()
+            needed = program.ancestors(batch)
+            found = [name for name in waiting if name in needed and name not in batch and not updates(name)]
+            if not found:
+                return
+            for name in sorted(found):
+                mark(name)
+
+    def updates(name: str) -> bool:
+        return program.nodes[name].attr(A.UPDATE) is not None or op_table.writes(program, program.nodes[name])
 
     fed = {f.node for f in program.feeds if f.is_batch}
     # Gradients that are summed over lanes have no parts that could be weighed later.
@@ -297,7 +313,7 @@ def _batch_nodes(
         weighed = ragged and node.attr(A.SEED) is not None  # each instance's gradient starts from its own weight
         if node.name in fed or weighed or op_table.is_source(program, node):
             mark(node.name)
-    spread()
+    spread_to_steering()
     while True:
         # State written per micro-batch is read anew by each micro-batch.
         written = {v for n, vs in writes.items() if n in batch for v in vs}
@@ -305,6 +321,6 @@ def _batch_nodes(
         for name, variables in touched.items():
             if phases[name] != APPLY and not written.isdisjoint(variables):
                 mark(name)
-        spread()
+        spread_to_steering()
         if len(batch) == before:
             return batch

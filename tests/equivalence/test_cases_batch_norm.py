@@ -79,6 +79,45 @@ def test_row_63_replicas_stay_equal(outcome):
     assert len({step["moving_mean"] for step in first}) == 3 and all(np.isfinite(list(step.values())).all() for step in first)
 
 
+def counted(run, parts):
+    """BERT's way to train, in the scope of UPDATE_OPS: the learning rate reads the step there, and the script counts it there.
+
+    Plainly the loss is the mean over `parts` of the batch, each normalised for itself: (losses, variables but for the statistics).
+    """
+    data = np.random.RandomState(5).randn(6, 16, 4).astype(np.float32)
+    with run.program():
+        x = tf.placeholder(tf.float32, [None, 4])
+        losses = []
+        for part in tf.split(x, parts) if run.plain else [x]:
+            with tf.variable_scope("net", reuse=tf.AUTO_REUSE):
+                with run.stage(0):
+                    h = tf.layers.dense(part, 6, use_bias=False, kernel_initializer=tf.glorot_uniform_initializer(seed=1), name="first")
+                    h = tf.tanh(tf.layers.batch_normalization(h, momentum=0.9, epsilon=0.1, training=True, name="bn"))
+                with run.stage(run.layout.stages - 1):
+                    h = tf.layers.dense(h, 1, kernel_initializer=tf.glorot_uniform_initializer(seed=2), name="last")
+                    losses.append(tf.reduce_mean(tf.square(h - 1.0)))
+        loss = run.merge(tf.add_n(losses) / len(losses))
+        step = tf.train.get_or_create_global_step()
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            rate = tf.train.polynomial_decay(0.5, step, 6, 0.1)
+            trainable = tf.trainable_variables()
+            gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, trainable), 0.5)
+            updates = [v.assign(v - rate * g) for v, g in zip(trainable, gradients)]
+            # BERT's script does not say that the step is counted after the rate has read it; EPL sees to that.
+            with tf.control_dependencies(updates if run.plain else []):
+                train = tf.group(*updates, step.assign(step + 1))
+        with run.session() as session:
+            found = run.train(session, loss, train, [{x: batch} for batch in data])
+            return dict({n: v for n, v in variables(session).items() if "moving" not in n and "accum" not in n}, losses=np.float32(found))
+
+
+@cases(counted, "1x2", "2x1", "1x1-m2run", "1x1-m2", "2x1-s2-m2", compare=True, parts=2)
+def test_what_only_waits_for_updates_happens_once_per_step(outcome):
+    for rank in outcome.ranks:
+        for name, value in outcome.plain.items():
+            np.testing.assert_allclose(rank[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def evaluated(run):
     """Train a net with batch normalisation, then evaluate with the moving statistics on data that all ranks share."""
     random = np.random.RandomState(3)

@@ -109,7 +109,7 @@ def test_a_conditional_is_done_where_its_branches_join():
 
 
 def test_a_merge_of_values_reads_the_buffer():
-    program = training("view = Identity(read, ^y)\nscaled = Mul(view, g)", fetches="scaled:0, view:0", text=REF)
+    program = training("view = Identity(read, ^y)\nused = Mul(view, x)\nscaled = Mul(view, g)", fetches="scaled:0, view:0, used:0", text=REF)
     assert "epl_merge/view/of_0" in order(program, task(m=2))
 
 
