@@ -81,11 +81,20 @@ def recorded(run, schedule):
 
 LAYOUTS = ("2x1-s2-m4", "1x2-s2-m4")
 CHUNKED = ("Interleaved", "ZeroBubbleV")
+SELDOM = ("PreferBackwardOptimizer", "ZeroBubbleH1", "ZeroBubbleV")
+"""Schedules whose order only the slow tests record."""
 
 
 def schedules(*pairs):
     """Parameters for the recorded timelines of (layout, schedule)."""
-    params = [pytest.param(request(recorded, layout, schedule=schedule, timeout=180), id="%s %s" % (layout, schedule)) for layout, schedule in pairs]
+    params = [
+        pytest.param(
+            request(recorded, layout, schedule=schedule, timeout=180),
+            id="%s %s" % (layout, schedule),
+            marks=[pytest.mark.slow] if schedule in SELDOM else [],
+        )
+        for layout, schedule in pairs
+    ]
     return pytest.mark.parametrize("outcome", params, indirect=True)
 
 

@@ -123,6 +123,7 @@ def test_near_float32_with_a_fixed_scale(outcome):
     assert all(rank["scale"] is None for rank in outcome.ranks)
 
 
+@pytest.mark.slow
 @cases(trained, "1x2", "2x1-s2-m2", "2x1-p2", config=options(amp__dtype="bfloat16"), compare=True)
 def test_near_float32_in_bfloat16(outcome):
     rounded(outcome, 0.1)
@@ -169,6 +170,7 @@ def test_a_step_is_skipped_in_other_layouts(outcome):
     judge_skipped(outcome)
 
 
+@pytest.mark.slow
 @cases(trained, "1x2", "2x1-s2-m2", config=options(), spoiled=SPOILED, resource=True)
 def test_a_step_is_skipped_with_resource_variables(outcome):
     judge_skipped(outcome)
@@ -195,6 +197,7 @@ def test_batch_statistics_are_as_before_a_skipped_step_in_other_layouts(outcome)
     judge_skipped(outcome)
 
 
+@pytest.mark.slow
 @cases(trained, "1x2", "2x1", config=options(), spoiled=SPOILED, norm=True, resource=True)
 def test_batch_statistics_in_resource_variables_are_as_before_a_skipped_step(outcome):
     judge_skipped(outcome)

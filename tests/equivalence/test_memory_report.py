@@ -45,6 +45,10 @@ CASES = {
 }
 
 
+SELDOM = ("accumulation", "GPipe", "stages on ranks", "divided", "offloaded")
+"""Those that only the slow tests measure."""
+
+
 def case(name):
     layout, config = CASES[name]
     return request(reported, layout, config=config)
@@ -54,7 +58,11 @@ def devices(outcome):
     return [row for rows in outcome.ranks for row in rows]
 
 
-@pytest.mark.parametrize("outcome", [pytest.param(case(name), id=name) for name in CASES], indirect=True)
+def each():
+    return [pytest.param(case(name), id=name, marks=[pytest.mark.slow] if name in SELDOM else []) for name in CASES]
+
+
+@pytest.mark.parametrize("outcome", each(), indirect=True)
 def test_predicted_within_15_percent(outcome):
     assert devices(outcome)
     for row in devices(outcome):
@@ -69,6 +77,7 @@ def test_the_variables_of_a_device_are_those_of_its_stage(pool):
     assert [row["variables"] for row in rows] == [LAYERS // 4 * layer] * 4
 
 
+@pytest.mark.slow
 def test_zero_divides_them(pool):
     whole, divided = (devices(pool.outcome(case(name))) for name in ("replicas", "divided"))
     # Beside them a device has a flag or two of a byte.

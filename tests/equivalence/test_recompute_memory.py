@@ -74,7 +74,11 @@ def each_kind(layer):
     return {kind or "plain": request(peaks, "1x1", layer=layer, kind=kind) for kind in ("", "auto", "collection")}
 
 
-@pytest.mark.parametrize("outcomes", [pytest.param(each_kind(layer), id=layer) for layer in LAYER], indirect=True)
+def each():
+    return [pytest.param(each_kind(layer), id=layer, marks=[pytest.mark.slow] if layer == "residual" else []) for layer in LAYER]
+
+
+@pytest.mark.parametrize("outcomes", each(), indirect=True)
 def test_row_75_a_third_of_the_memory_and_as_predicted(outcomes):
     plain, auto, collection = (outcomes[kind].ranks[0] for kind in ("plain", "auto", "collection"))
     assert plain["copies"] == 0 < auto["copies"] and collection["copies"] > 0
@@ -91,6 +95,7 @@ def test_a_limit_is_kept_and_less_is_computed_again(outcomes):
     assert limited["copies"] < least["copies"]
 
 
+@pytest.mark.slow
 @together(one=request(peaks, "1x1", layer="residual"), four=request(peaks, "1x1-m4run", layer="residual"))
 def test_micro_batches_of_a_run_go_one_after_the_other(outcomes):
     one, four = (outcomes[name].ranks[0]["peak"] for name in ("one", "four"))
@@ -130,6 +135,7 @@ def by_device(session, train, feeds):
     return [most_held(list(device.node_stats)) for device in sorted(metadata.step_stats.dev_stats, key=lambda d: d.device) if device.node_stats]
 
 
+@pytest.mark.slow
 @together(plain=request(stages, "1x4-s4-m8"), auto=request(stages, "1x4-s4-m8", kind="auto"))
 def test_stages_hold_what_their_schedule_lets_them(outcomes):
     plain, auto = (outcomes[name].ranks[0] for name in ("plain", "auto"))

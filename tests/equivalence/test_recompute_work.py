@@ -68,7 +68,14 @@ def kinds(layout):
 LAYOUTS = ("1x1", "2x1", "2x1-m4run", "2x1-s2-m4", "2x2-s2-m2")
 
 
-@pytest.mark.parametrize("outcomes", [pytest.param(kinds(layout), id=layout) for layout in LAYOUTS], indirect=True)
+OFTEN = ("2x1", "2x1-s2-m4")
+
+
+def each():
+    return [pytest.param(kinds(layout), id=layout, marks=[] if layout in OFTEN else [pytest.mark.slow]) for layout in LAYOUTS]
+
+
+@pytest.mark.parametrize("outcomes", each(), indirect=True)
 def test_each_forward_op_at_most_once_more_and_no_exchange(outcomes):
     for rank, plain in enumerate(outcomes["plain"].ranks):
         assert plain["copies"] == 0

@@ -29,7 +29,7 @@ AXES: Dict[str, Tuple] = {
 }
 FULL_OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad", "bert")
 """As many as have no common factor with the numbers of micro-batches, which change as often."""
-FEW = 48
+FEW = 36
 """Cases of the small set."""
 TRIES = 60
 
